@@ -1,0 +1,155 @@
+"""Frozen records that travel between driver, trials and jobs. They check themselves and hold no rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from bishop_ray.data.suites import DatasetRef
+from bishop_ray.errors import UserError
+
+Params = dict[str, Any]
+"""Hyperparameters by section and name: ``{"model": {...}, "train": {...}}``."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a network is trained; the only home of these defaults (paper, appendix "Training Details").
+
+    Attributes:
+        max_epochs: Upper bound of epochs.
+        patience: Epochs without a lower validation loss before training stops.
+        batch_size: Rows of one optimizer step over all workers.
+        lr: Initial learning rate.
+        weight_decay: L2 penalty (Adam) or decoupled decay (AdamW); never on entmax's alpha.
+        optimizer: "adam" or "adamw".
+        clip_norm: Gradient norm limit, 0 for none (the authors' code clips at 1).
+        plateau_factor: ReduceLROnPlateau's factor.
+        plateau_patience: ReduceLROnPlateau's patience in epochs.
+        plateau_eps: Smallest change of the learning rate that is applied.
+        metric: The selection metric, a name of ``training/metrics.py``.
+        seed: Seed of initialisation, row order and dropout.
+    """
+
+    max_epochs: int = 200
+    patience: int = 20
+    batch_size: int = 32
+    lr: float = 5e-5
+    weight_decay: float = 0.0
+    optimizer: str = "adam"
+    clip_norm: float = 1.0
+    plateau_factor: float = 0.1
+    plateau_patience: int = 10
+    plateau_eps: float = 1e-6
+    metric: str = "accuracy"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_epochs", "patience", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1; found {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be > 0; found {self.lr}")
+        if self.optimizer not in ("adam", "adamw"):
+            raise ValueError(f"optimizer must be 'adam' or 'adamw'; found {self.optimizer!r}")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All field names: the keys a search space may use under ``train``."""
+        return tuple(f.name for f in fields(cls))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one trial gets: CPUs and GPUs per worker, and the number of workers (layout: Ray Train when >= 2)."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"--workers-per-trial must be >= 1; found {self.workers}")
+        if self.cpus <= 0:
+            raise UserError(f"--cpus-per-trial must be > 0; found {self.cpus:g}")
+        if self.gpus < 0:
+            raise UserError(f"--gpus-per-trial must be >= 0; found {self.gpus:g}")
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise UserError(f"--gpus-per-trial above 1 must be whole; found {self.gpus:g}")
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """One training: model, hyperparameters, and how."""
+
+    model: str
+    params: Params
+    train: TrainConfig
+    resources: Resources = Resources()
+
+    @classmethod
+    def from_params(cls, model: str, params: Params, resources: Resources = Resources(), **train: Any) -> TrialConfig:
+        """Joins suggested parameters with the settings of the study; the latter win."""
+        return cls(model, params, TrainConfig(**{**params.get("train", {}), **train}), resources)
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """One search: a dataset, a model and a budget.
+
+    Attributes:
+        ref: The dataset.
+        model: Registry name of the model.
+        space: Name or file of the search space.
+        trials: Trials asked for, finished ones of an earlier run counted.
+        max_epochs: Epochs per trial.
+        metric: Selection metric.
+        sampler: "tpe", "random" or "gp".
+        scheduler: "asha" or "none".
+        seed: Seed of split, sampler and trials.
+        eval_seeds: Trainings of the best configuration for the test score.
+        trainer: "auto", "ray" or "inprocess" (layout.md decision 3).
+        resources: Per trial.
+        max_concurrent: Trials at a time.
+        storage: Folder shared by all nodes.
+        tracking_uri: MLflow address.
+        fresh: Start over although the study exists.
+    """
+
+    ref: DatasetRef
+    model: str
+    space: str
+    trials: int
+    max_epochs: int
+    metric: str
+    sampler: str = "tpe"
+    scheduler: str = "asha"
+    seed: int = 0
+    eval_seeds: int = 3
+    trainer: str = "auto"
+    resources: Resources = Resources()
+    max_concurrent: int = 1
+    storage: str = ""
+    tracking_uri: str = ""
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        for name, flag in (("trials", "--trials"), ("max_epochs", "--max-epochs"), ("eval_seeds", "--eval-seeds")):
+            if getattr(self, name) < 1:
+                raise UserError(f"{flag} must be >= 1; found {getattr(self, name)}")
+
+    @property
+    def name(self) -> str:
+        """Deterministic: the same command finds its study again."""
+        return f"{self.ref.key}-{self.model}-s{self.seed}"
+
+
+@dataclass(frozen=True)
+class BestTrial:
+    """The winner of a study, before and after its final evaluation."""
+
+    number: int
+    params: Params
+    val_score: float
+    test_scores: tuple[float, ...] = ()
+    extra: dict[str, float] = field(default_factory=dict)

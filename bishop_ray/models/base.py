@@ -1,0 +1,81 @@
+"""The two contracts of a model. Both are built as ``Class(spec, **hparams)``: the signature holds all defaults.
+
+Letters: B rows of a batch, N numerical and C categorical columns, K outputs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bishop_ray.data.table import Table, TableSpec
+
+NumericKind = Literal["normal", "raw"]
+Array = NDArray[np.float32]
+
+
+class Network(nn.Module, ABC):
+    """A PyTorch network trained by ``training/loop.py``.
+
+    Sizes come from the constructor, so that a saved state always fits; `observe` only fills buffers.
+    """
+
+    numeric: ClassVar[NumericKind] = "normal"
+    """How the Preprocessor hands over numbers: standardised, or as they are."""
+
+    spec: TableSpec
+
+    @abstractmethod
+    def forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
+        """(B, N) float, (B, C) int64 -> (B, K) logits, or the standardised target. B = 0 is allowed."""
+
+    def observe(self, train: Table) -> None:
+        """Fills buffers from the training rows (quantile bins); called once, before training."""
+
+    def penalty(self) -> Tensor | None:
+        """A scalar added to the loss of the last forward pass, or None."""
+        return None
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers worth a curve per epoch, read after a validation pass: name -> value."""
+        return {}
+
+    @torch.no_grad()
+    def predict(self, x_num: Array, x_cat: NDArray[np.int64], batch_size: int = 1024) -> Array:
+        """Class probabilities (R, K), or the standardised target (R, 1), as float32; leaves the mode unchanged."""
+        was_training = self.training
+        self.eval()
+        device = next(self.parameters()).device
+        parts = []
+        try:
+            for start in range(0, len(x_num), batch_size):
+                rows = slice(start, start + batch_size)
+                num = torch.tensor(x_num[rows], device=device)
+                cat = torch.tensor(x_cat[rows], device=device)
+                out = self(num, cat).float()
+                parts.append((out.softmax(-1) if self.spec.task.is_classification else out).cpu())
+        finally:
+            self.train(was_training)
+        return torch.cat(parts).numpy() if parts else np.zeros((0, self.spec.n_out), np.float32)
+
+
+class Estimator(ABC):
+    """A model of another library that trains itself (boosters, forests)."""
+
+    numeric: ClassVar[NumericKind] = "raw"
+
+    spec: TableSpec
+
+    @abstractmethod
+    def fit(self, train: Table, val: Table, on_round: Callable[[int, float], bool]) -> None:
+        """Trains; calls ``on_round(round, val_score)`` in equal chunks of rounds and stops when it answers True."""
+
+    @abstractmethod
+    def predict(self, x_num: Array, x_cat: NDArray[np.int64]) -> Array:
+        """Class probabilities (R, K), or the standardised target (R, 1), as float32."""
