@@ -6,6 +6,9 @@ Suite and task numbers: Grinsztajn et al. 2022 on OpenML (334 CC, 337 NC, 335 CR
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from bishop_ray.errors import BadTable, UnknownName, UserError
 
 SUITES: dict[str, int] = {"CC": 334, "NC": 337, "CR": 335, "NR": 336}
 """Short names of the paper's four suites -> OpenML study id."""
@@ -20,6 +23,12 @@ PAPER_TASKS: dict[str, tuple[int, ...]] = {
 
 EMBEDDED: tuple[str, ...] = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 """Tables that scikit-learn ships."""
+
+TASK_TYPES: tuple[str, ...] = ("regression", "classification", "binary", "multiclass")
+"""What ``--task-type`` accepts."""
+
+TABLE_SUFFIXES: tuple[str, ...] = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+"""Files that can be read as a table."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +63,107 @@ class DatasetRef:
     def experiment(self) -> str:
         """MLflow experiment: one per suite or table; loose tasks share one."""
         return "openml-tasks" if self.group == self.locator else (self.group or self.key)
+
+
+def suite_id(name: str) -> int:
+    """The OpenML study id behind ``CC NC CR NR`` (any case) or a number.
+
+    Raises:
+        UnknownName: Neither a short name nor a positive number.
+    """
+    text = name.strip()
+    if text.upper() in SUITES:
+        return SUITES[text.upper()]
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise UnknownName("suite", name, SUITES)
+
+
+def suite_group(name: str) -> str:
+    """The `group` of a suite's datasets: the short name in capitals, or the number as given, without zeros in front."""
+    number = suite_id(name)
+    return name.strip().upper() if name.strip().upper() in SUITES else str(number)
+
+
+def task_ref(task_id: int | str, server: str = "", name: str = "") -> DatasetRef:
+    """A single OpenML task; `sources.task_dataset` also looks up the dataset's `name`.
+
+    Raises:
+        UserError: The id is no positive number.
+    """
+    text = str(task_id).strip()
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UserError(f"an OpenML task id must be a positive number; found {str(task_id)!r}")
+    locator = str(int(text))
+    return DatasetRef("openml", locator, name or f"task_{locator}", group=locator, server=server)
+
+
+def file_ref(path: str | Path, target: str, task_type: str = "") -> DatasetRef:
+    """A CSV, TSV or Parquet file and its target column; the file is not opened yet.
+
+    Raises:
+        BadTable: No such file, a folder, or a suffix that is none of `TABLE_SUFFIXES`.
+        UnknownName: `task_type` is none of `TASK_TYPES`.
+        UserError: No target column is named.
+    """
+    file = Path(path).expanduser().resolve()
+    suffix = next((s for s in sorted(TABLE_SUFFIXES, key=len, reverse=True) if file.name.lower().endswith(s)), "")
+    if not suffix:
+        raise BadTable(f"{path}: expected a file ending in {', '.join(TABLE_SUFFIXES)}; found {file.name!r}")
+    if not file.is_file():
+        found = "a folder" if file.is_dir() else "no such file"
+        raise BadTable(f"{path}: expected a table file; found {found}")
+    if not target:
+        raise UserError(f"{path}: expected the name of the target column; found none")
+    if task_type and task_type not in TASK_TYPES:
+        raise UnknownName("task type", task_type, TASK_TYPES)
+    name = file.name[: -len(suffix)] or "table"
+    return DatasetRef("file", str(file), name, target=target, task_type=task_type)
+
+
+def embedded_ref(name: str) -> DatasetRef:
+    """One of scikit-learn's tables.
+
+    Raises:
+        UnknownName: Not one of `EMBEDDED`.
+    """
+    if name not in EMBEDDED:
+        raise UnknownName("dataset", name, EMBEDDED)
+    return DatasetRef("embedded", name, name)
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """A line of ``--list-datasets``.
+
+    Attributes:
+        name: What a user types.
+        kind: Where it comes from.
+        task: "binary", "multiclass", "regression", or "classification" for a suite.
+        rows: Number of rows, None where only the server knows.
+        features: Number of feature columns, None where only the server knows.
+    """
+
+    name: str
+    kind: str
+    task: str
+    rows: int | None = None
+    features: int | None = None
+
+
+_EMBEDDED_FACTS: dict[str, tuple[str, int, int]] = {
+    "breast_cancer": ("binary", 569, 30),
+    "diabetes": ("regression", 442, 10),
+    "digits": ("multiclass", 1797, 64),
+    "iris": ("multiclass", 150, 4),
+    "wine": ("multiclass", 178, 13),
+}
+
+
+def list_datasets() -> list[DatasetFacts]:
+    """What can be named without a file: the suites, then scikit-learn's tables; asks no server."""
+    suites = [
+        DatasetFacts(name, f"OpenML suite {number}", "classification" if name[1] == "C" else "regression")
+        for name, number in SUITES.items()
+    ]
+    return suites + [DatasetFacts(name, "scikit-learn", *_EMBEDDED_FACTS[name]) for name in EMBEDDED]
