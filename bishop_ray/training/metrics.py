@@ -1,0 +1,202 @@
+"""The metrics, one table: what can be measured, on which task, and in which direction it is better.
+
+Everywhere else only the *score* exists: the metric with its sign turned so that larger is better. `display` turns it
+back for people. Letters: R rows, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import metrics as sk
+
+from bishop_ray.data.table import TaskType
+from bishop_ray.errors import BadTable, UnknownName, UserError
+
+Floats = NDArray[np.float64]
+Classes = NDArray[np.int64]
+CLASSIFICATION = frozenset({TaskType.BINARY, TaskType.MULTICLASS})
+REGRESSION = frozenset({TaskType.REGRESSION})
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of `METRICS`.
+
+    Attributes:
+        function: ``f(y, prediction) -> float``; the kind of prediction is told by `needs`.
+        tasks: The tasks it fits.
+        larger_is_better: Its natural direction.
+        needs: "probabilities" (R, K), "labels" (R,) class indices, or "values" (R,) of the target.
+    """
+
+    function: Callable[[Any, Any], float]
+    tasks: frozenset[TaskType]
+    larger_is_better: bool
+    needs: Literal["probabilities", "labels", "values"]
+
+
+def auc(y: Classes, probabilities: Floats) -> float:
+    """Area under the ROC curve; with more than two classes one-vs-rest, macro average.
+
+    Each class that is among the rows, but is not all of them, counts once; a class absent from `y` has no curve and
+    is left out of the average (its probabilities still rank the other rows).
+
+    Raises:
+        BadTable: Fewer than two classes among the rows, so that no curve exists.
+    """
+    present = np.unique(y)
+    if len(present) < 2:
+        raise BadTable(f"auc needs rows of at least two classes; found {len(y)} rows of {len(present)} class(es)")
+    if probabilities.shape[1] == 2:
+        return float(sk.roc_auc_score(y == 1, probabilities[:, 1]))
+    return float(np.mean([sk.roc_auc_score(y == k, probabilities[:, k]) for k in present]))
+
+
+def accuracy(y: Classes, labels: Classes) -> float:
+    """Share of rows whose most probable class (the first one among equals) is the true one."""
+    return float(np.mean(y == labels))
+
+
+def balanced_accuracy(y: Classes, labels: Classes) -> float:
+    """Mean recall over the classes present in `y`; absent classes have no recall and are left out."""
+    return float(np.mean([np.mean(labels[y == k] == k) for k in np.unique(y)]))
+
+
+def f1(y: Classes, probabilities: Floats) -> float:
+    """F1 of class 1 (the second in training order) for two classes; for more, the unweighted mean over classes.
+
+    The mean is over the classes present in `y` or predicted; a class without precision or recall counts 0.
+    """
+    labels = [1] if probabilities.shape[1] == 2 else None
+    return float(sk.f1_score(y, probabilities.argmax(axis=1), labels=labels, average="macro", zero_division=0.0))
+
+
+def log_loss(y: Classes, probabilities: Floats) -> float:
+    """Mean negative natural logarithm of the true class's probability, clipped at 1e-15; any classes may be absent."""
+    rows = probabilities / probabilities.sum(axis=1, keepdims=True)
+    return float(-np.mean(np.log(np.clip(rows[np.arange(len(y)), y], 1e-15, 1.0))))
+
+
+def r2(y: Floats, prediction: Floats) -> float:
+    """Coefficient of determination over all rows at once (reading.md row 4), never a mean over batches.
+
+    Where `y` is constant the quotient is undefined: 1 for an exact prediction, else 0 (scikit-learn's convention).
+    """
+    residual = float(np.sum((y - prediction) ** 2))
+    total = float(np.sum((y - y.mean()) ** 2))
+    if np.ptp(y) == 0.0:
+        return 1.0 if residual == 0.0 else 0.0
+    return 1.0 - residual / total
+
+
+def rmse(y: Floats, prediction: Floats) -> float:
+    """Root of the mean squared error, in units of the target."""
+    return float(np.sqrt(np.mean((y - prediction) ** 2)))
+
+
+def mae(y: Floats, prediction: Floats) -> float:
+    """Mean absolute error, in units of the target."""
+    return float(np.mean(np.abs(y - prediction)))
+
+
+METRICS: dict[str, Metric] = {
+    "auc": Metric(auc, CLASSIFICATION, True, "probabilities"),
+    "accuracy": Metric(accuracy, CLASSIFICATION, True, "labels"),
+    "balanced_accuracy": Metric(balanced_accuracy, CLASSIFICATION, True, "labels"),
+    "f1": Metric(f1, CLASSIFICATION, True, "probabilities"),
+    "log_loss": Metric(log_loss, CLASSIFICATION, False, "probabilities"),
+    "r2": Metric(r2, REGRESSION, True, "values"),
+    "rmse": Metric(rmse, REGRESSION, False, "values"),
+    "mae": Metric(mae, REGRESSION, False, "values"),
+}
+"""Metric by name: the only place that knows directions and tasks."""
+
+
+def check_metric(name: str, task: TaskType) -> Metric:
+    """The metric behind a name.
+
+    Raises:
+        UnknownName: No such metric.
+        UserError: The metric does not fit the task.
+    """
+    if name not in METRICS:
+        raise UnknownName("metric", name, METRICS)
+    metric = METRICS[name]
+    if task not in metric.tasks:
+        fitting = ", ".join(other for other, row in METRICS.items() if task in row.tasks)
+        raise UserError(f"metric {name!r} does not fit a {task.value} task; expected one of {fitting}")
+    return metric
+
+
+def default_metric(task: TaskType, suite: bool) -> str:
+    """The metric that selects unless another is named (reading.md row 29).
+
+    Args:
+        task: The task type.
+        suite: Whether the table belongs to an OpenML suite; single tables are compared by AUC.
+    """
+    if task is TaskType.REGRESSION:
+        return "r2"
+    return "accuracy" if suite else "auc"
+
+
+def evaluate(metric: str, task: TaskType, y: NDArray[Any], prediction: NDArray[Any], *, scale: float = 1.0) -> float:
+    """The score (larger is better) of predictions.
+
+    Args:
+        metric: A name of `METRICS`.
+        task: The task type.
+        y: (R,) class indices in [0, K), or the target.
+        prediction: (R, K) probabilities over the full list of classes, whether or not all of them are among the rows;
+            for regression (R,) or (R, 1) values in the units of `y`.
+        scale: Units of the target per unit of `y` (the standard deviation of a standardised target); regression only.
+
+    Raises:
+        UnknownName: No such metric.
+        UserError: The metric does not fit the task.
+        BadTable: The metric is undefined for these rows (see `auc`).
+        ValueError: Shapes do not fit, no rows, or a prediction is not finite.
+    """
+    row = check_metric(metric, task)
+    if len(y) == 0 or len(y) != len(prediction):
+        raise ValueError(f"{metric} needs as many predictions as rows, at least one; found {len(prediction)}, {len(y)}")
+    if not np.isfinite(prediction).all():
+        raise ValueError(f"{metric} needs finite predictions; found {np.sum(~np.isfinite(prediction))} others")
+    if row.needs == "values":
+        value = row.function(_column(y) * scale, _column(prediction) * scale)
+    else:
+        value = _classification(row, task, y, prediction)
+    return _turn(row, value)
+
+
+def display(metric: str, score: float) -> float:
+    """A score back in its metric's natural sign, for people."""
+    return _turn(METRICS[metric], score)
+
+
+def _classification(row: Metric, task: TaskType, y: NDArray[Any], prediction: NDArray[Any]) -> float:
+    if prediction.ndim != 2 or (prediction.shape[1] == 2) is not (task is TaskType.BINARY):
+        raise ValueError(f"a {task.value} task needs (R, K) probabilities; found shape {prediction.shape}")
+    if y.min() < 0 or y.max() >= prediction.shape[1]:
+        raise ValueError(f"class indices must lie in [0, {prediction.shape[1]}); found {y.min()} to {y.max()}")
+    classes = y.astype(np.int64)
+    if row.needs == "probabilities":
+        return row.function(classes, prediction.astype(np.float64))
+    return row.function(classes, prediction.argmax(axis=1))
+
+
+def _column(values: NDArray[Any]) -> Floats:
+    """(R,) float64 from (R,) or (R, 1)."""
+    if values.ndim > 1 and values.shape[1:] != (1,):
+        raise ValueError(f"a regression prediction has shape (R,) or (R, 1); found {values.shape}")
+    return values.reshape(-1).astype(np.float64)
+
+
+def _turn(row: Metric, value: float) -> float:
+    """`value` with its sign turned where smaller is better; never -0.0."""
+    return value if row.larger_is_better else 0.0 - value
