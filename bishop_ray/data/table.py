@@ -28,6 +28,7 @@ class TaskType(StrEnum):
 
     @property
     def is_classification(self) -> bool:
+        """Whether labels are predicted, not a number."""
         return self is not TaskType.REGRESSION
 
 

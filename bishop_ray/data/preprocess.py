@@ -1,0 +1,250 @@
+"""From a raw table to the tensors of a network: everything learnt from the training rows only.
+
+A `Preprocessor` has no way to see other rows: `fit` takes train, and the transforms change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bishop_ray.data.columns import category_codes, is_moment, to_numbers
+from bishop_ray.data.table import RawDataset, Table, TableSpec
+from bishop_ray.data.target import Label, TargetCoder
+from bishop_ray.errors import BadTable
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEVIATIONS = 1e4
+"""Standardised values are cut here: no training row of fewer than 10^8 gets so far, a stray request might."""
+
+
+@dataclass(frozen=True)
+class NumericColumn:
+    """What was learnt of one numerical column.
+
+    Attributes:
+        name: Column name.
+        moment: Holds points in time, read as seconds since 1970.
+        median: Of the finite training values; fills the missing ones.
+        center: Subtracted (mean; 0 when handed over raw, the earliest training moment for raw points in time).
+        scale: Divided by (standard deviation; 1 when handed over raw or constant).
+        indicator: Train had missing values: an extra 0/1 column tells them apart.
+    """
+
+    name: str
+    moment: bool
+    median: float
+    center: float
+    scale: float
+    indicator: bool
+
+
+@dataclass(frozen=True)
+class CategoricalColumn:
+    """What was learnt of one categorical column: canonical texts (`columns.canonical_text`) of codes 1, 2, ..."""
+
+    name: str
+    levels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """Codes tables as its training table was coded; travels with the model.
+
+    x_num holds the numerical columns in training order, then the 0/1 missing indicators in the same order; x_cat the
+    categorical columns in training order.
+
+    Attributes:
+        numeric: "normal" (standardised) or "raw" (as they are).
+        numbers: The numerical columns.
+        categories: The categorical columns.
+        target: The target's coder.
+        order: Names of the used columns as train had them.
+        dropped: Columns without information in train: constant, or all missing.
+    """
+
+    numeric: str
+    numbers: tuple[NumericColumn, ...]
+    categories: tuple[CategoricalColumn, ...]
+    target: TargetCoder
+    order: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+    @classmethod
+    def fit(cls, train: RawDataset, numeric: str = "normal") -> Preprocessor:
+        """Learns medians, scales, levels and the target's coding.
+
+        Args:
+            train: The training rows, no others.
+            numeric: What the model declares: "normal" or "raw".
+
+        Raises:
+            BadTable: No column is left, text in a numerical column, a target that cannot be coded.
+        """
+        if numeric not in ("normal", "raw"):
+            raise ValueError(f"numeric must be 'normal' or 'raw'; found {numeric!r}")
+        numbers: list[NumericColumn] = []
+        categories: list[CategoricalColumn] = []
+        dropped: list[str] = []
+        for name in train.frame.columns:
+            series = train.frame[name]
+            if name in train.categorical and (category := _fit_category(series)):
+                categories.append(category)
+            elif name not in train.categorical and (number := _fit_number(series, numeric)):
+                numbers.append(number)
+            else:
+                dropped.append(name)
+        if dropped:
+            shown = ", ".join(dropped[:10]) + (", ..." if len(dropped) > 10 else "")
+            logger.warning("%s: dropped %d constant or all-missing columns: %s", train.name, len(dropped), shown)
+        if not numbers and not categories:
+            raise BadTable(f"{train.name}: no feature column with two different values in {len(train)} training rows")
+        order = tuple(name for name in train.frame.columns if name not in dropped)
+        target = TargetCoder.fit(train.target, train.task)
+        return cls(numeric, tuple(numbers), tuple(categories), target, order, tuple(dropped))
+
+    @property
+    def spec(self) -> TableSpec:
+        """What a model is told of the table."""
+        n_num = len(self.numbers) + sum(column.indicator for column in self.numbers)
+        cardinalities = tuple(len(column.levels) + 1 for column in self.categories)
+        return TableSpec(self.target.task, n_num, cardinalities, self.target.n_out)
+
+    @property
+    def classes(self) -> tuple[Label, ...]:
+        """Labels in the order of the K outputs; empty for regression."""
+        return self.target.classes
+
+    @property
+    def schema(self) -> tuple[tuple[str, str], ...]:
+        """The columns a frame must have, in training order, each "number", "moment" or "category"."""
+        kinds = {column.name: "category" for column in self.categories}
+        kinds |= {column.name: "moment" if column.moment else "number" for column in self.numbers}
+        return tuple((name, kinds[name]) for name in self.order)
+
+    def transform(self, raw: RawDataset) -> Table:
+        """`raw` encoded, target included.
+
+        Raises:
+            BadTable: As `transform_features` and `encode_target`.
+        """
+        x_num, x_cat = self.transform_features(raw.frame)
+        return Table(x_num, x_cat, self.encode_target(raw.target))
+
+    def transform_features(self, frame: pd.DataFrame) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """x_num (R, N) float32 without NaN or infinity, x_cat (R, C) int64 of a frame with R rows.
+
+        Columns are found by name: their order, further columns and the index do not matter.
+
+        Raises:
+            BadTable: A column is missing or comes twice, or holds text where train has numbers.
+        """
+        positions = self._positions(frame)
+        values = [to_numbers(frame.iloc[:, positions[c.name]].rename(c.name), c.moment) for c in self.numbers]
+        parts = [_scaled(v, c, self.numeric) for v, c in zip(values, self.numbers, strict=True)]
+        parts += [
+            (~np.isfinite(v)).astype(np.float32) for v, c in zip(values, self.numbers, strict=True) if c.indicator
+        ]
+        codes = [_coded(frame.iloc[:, positions[c.name]], c) for c in self.categories]
+        return _stacked(parts, len(frame), np.float32), _stacked(codes, len(frame), np.int64)
+
+    def encode_target(self, target: pd.Series) -> NDArray[np.float32] | NDArray[np.int64]:
+        """Class indices, or the standardised target; see `TargetCoder.encode`."""
+        return self.target.encode(target)
+
+    def labels(self, probabilities: NDArray[Any]) -> pd.Series:
+        """(R, K) -> the likeliest labels (R,) in the dtype they came in; see `TargetCoder.labels`."""
+        return self.target.labels(probabilities)
+
+    def inverse_target(self, prediction: NDArray[Any]) -> NDArray[np.float64]:
+        """(R, 1) standardised -> (R,) float64 in the target's own units."""
+        return self.target.inverse(prediction)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; Python writes and reads floats exactly."""
+        return {
+            "numeric": self.numeric,
+            "numbers": [asdict(column) for column in self.numbers],
+            "categories": [{"name": column.name, "levels": list(column.levels)} for column in self.categories],
+            "target": self.target.to_dict(),
+            "order": list(self.order),
+            "dropped": list(self.dropped),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Preprocessor:
+        """The inverse of `to_dict`."""
+        return cls(
+            data["numeric"],
+            tuple(NumericColumn(**column) for column in data["numbers"]),
+            tuple(CategoricalColumn(column["name"], tuple(column["levels"])) for column in data["categories"]),
+            TargetCoder.from_dict(data["target"]),
+            tuple(data["order"]),
+            tuple(data["dropped"]),
+        )
+
+    def _positions(self, frame: pd.DataFrame) -> dict[str, int]:
+        """Name -> position of every column that is needed."""
+        found: dict[str, list[int]] = {}
+        for position, name in enumerate(frame.columns):
+            found.setdefault(str(name), []).append(position)
+        absent = [name for name in self.order if name not in found]
+        if absent:
+            shown = ", ".join(map(repr, absent[:10])) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
+            raise BadTable(
+                f"missing column{'s' * (len(absent) > 1)} {shown}; expected the columns of the training table"
+            )
+        for name in self.order:
+            if len(found[name]) > 1:
+                raise BadTable(f"column {name!r} comes {len(found[name])} times; expected once")
+        return {name: found[name][0] for name in self.order}
+
+
+def _fit_number(series: pd.Series, numeric: str) -> NumericColumn | None:
+    """None for a column without information."""
+    moment = is_moment(series)
+    values = to_numbers(series, moment)
+    finite = values[np.isfinite(values)]
+    has_missing = len(finite) < len(values)
+    if not len(finite) or (finite.min() == finite.max() and not has_missing):
+        return None
+    median = float(np.median(finite))
+    if numeric == "raw":
+        # float32 seconds since 1970 would be two minutes apart
+        return NumericColumn(str(series.name), moment, median, float(finite.min()) if moment else 0.0, 1.0, has_missing)
+    filled = np.where(np.isfinite(values), values, median)
+    # squares of values near the float64 limit overflow: take the deviation of the column brought to size 1
+    size = float(np.abs(filled).max()) or 1.0
+    center, scale = float((filled / size).mean() * size), float((filled / size).std() * size)
+    return NumericColumn(str(series.name), moment, median, center, scale if scale > 0 else 1.0, has_missing)
+
+
+def _fit_category(series: pd.Series) -> CategoricalColumn | None:
+    """None for a column without information."""
+    codes, texts = category_codes(series)
+    states = len(texts) + bool((codes < 0).any())
+    return CategoricalColumn(str(series.name), tuple(sorted(texts))) if texts and states > 1 else None
+
+
+def _scaled(values: NDArray[np.float64], column: NumericColumn, numeric: str) -> NDArray[np.float32]:
+    filled = np.where(np.isfinite(values), values, column.median)
+    limit = _MAX_DEVIATIONS if numeric == "normal" else float(np.finfo(np.float32).max)
+    with np.errstate(over="ignore"):
+        return np.clip((filled - column.center) / column.scale, -limit, limit).astype(np.float32)
+
+
+def _coded(series: pd.Series, column: CategoricalColumn) -> NDArray[np.int64]:
+    codes, texts = category_codes(series)
+    known = {level: code for code, level in enumerate(column.levels, start=1)}
+    lookup = np.array([known.get(text, 0) for text in texts] + [0], np.int64)
+    return lookup[codes]
+
+
+def _stacked(columns: list[NDArray[Any]], rows: int, dtype: type) -> NDArray[Any]:
+    return np.stack(columns, axis=1) if columns else np.zeros((rows, 0), dtype)

@@ -1,0 +1,153 @@
+"""Train, validation and test rows of a table: the same on every node for the same seed.
+
+Only the raw 64-bit stream of PCG64 decides the order. numpy keeps that stream stable across versions, unlike
+`Generator.permutation`; and the table's index plays no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bishop_ray.data.suites import DatasetRef
+from bishop_ray.data.table import RawDataset, Split
+from bishop_ray.errors import BadTable, UserError
+
+Fractions = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class SplitProtocol:
+    """How a dataset is split.
+
+    Attributes:
+        fractions: Shares of train, validation and test; they sum to 1.
+        max_rows: Rows kept before the split, drawn by the seed; None for all.
+    """
+
+    fractions: Fractions
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.fractions) != 3 or not all(f > 0 for f in self.fractions) or abs(sum(self.fractions) - 1) > 1e-9:
+            raise UserError(
+                f"split fractions must be three positive numbers (train, validation, test) that sum to 1; "
+                f"found {', '.join(f'{f:g}' for f in self.fractions)}"
+            )
+        if self.max_rows is not None and self.max_rows < 3:
+            raise UserError(f"the row limit must be >= 3; found {self.max_rows}")
+
+
+DATASETS_I = SplitProtocol((0.7, 0.2, 0.1))
+"""Single tables: 70/20/10 (paper, Datasets I; the counts of its tables, not its text)."""
+
+DATASETS_II = SplitProtocol((0.7, 0.09, 0.21), 10_000)
+"""OpenML suites: at most 10,000 rows; 70 % train, of the rest 30 % validation and 70 % test (paper, Datasets II)."""
+
+
+def protocol(ref: DatasetRef, fractions: Fractions | None = None, max_rows: int | None = None) -> SplitProtocol:
+    """The paper's protocol for this kind of dataset, with what the user overrides.
+
+    Args:
+        ref: OpenML tasks follow Datasets II, everything else Datasets I.
+        fractions: Other shares of train, validation and test.
+        max_rows: Another row limit; 0 keeps all rows.
+
+    Raises:
+        UserError: Fractions or limit that make no sense.
+    """
+    base = DATASETS_II if ref.kind == "openml" else DATASETS_I
+    limit = base.max_rows if max_rows is None else (max_rows or None)
+    return SplitProtocol(fractions or base.fractions, limit)
+
+
+def split_dataset(
+    raw: RawDataset, seed: int, fractions: Fractions = DATASETS_I.fractions, max_rows: int | None = None
+) -> Split[RawDataset]:
+    """Three disjoint parts that cover the (possibly cut) table; see `split_indices`."""
+    return split_indices(raw, seed, fractions, max_rows).map(raw.rows)
+
+
+def split_indices(
+    raw: RawDataset, seed: int, fractions: Fractions = DATASETS_I.fractions, max_rows: int | None = None
+) -> Split[NDArray[np.int64]]:
+    """Row positions of the three parts, each in ascending order.
+
+    Classification is stratified, by largest remainders: the parts have the exact sizes, every class its share within
+    one row. A class too rare for its share keeps at least one row in train, so it can be missing elsewhere.
+
+    Args:
+        raw: The whole table, R rows.
+        seed: Any integer >= 0.
+        fractions: Shares of train, validation and test.
+        max_rows: Rows kept before the split, or None for all.
+
+    Raises:
+        UserError: A seed below 0, or fractions that do not sum to 1.
+        BadTable: A part would be empty, or there are more classes than training rows.
+    """
+    plan = SplitProtocol(fractions, max_rows)
+    if seed < 0:
+        raise UserError(f"the seed must be >= 0; found {seed}")
+    order = np.argsort(np.random.PCG64(seed).random_raw(len(raw)), kind="stable").astype(np.int64)
+    groups = _groups(raw, order)
+    kept = np.array([len(group) for group in groups])
+    if plan.max_rows is not None and plan.max_rows < len(raw):
+        _check_classes(raw, len(groups), plan.max_rows)
+        kept = _apportion(kept, plan.max_rows)
+    rows = int(kept.sum())
+    sizes = [int(rows * fraction + 0.5) for fraction in plan.fractions[:2]]
+    sizes.append(rows - sum(sizes))
+    if min(sizes) < 1:
+        raise BadTable(
+            f"{raw.name}: too few rows to split: {rows} rows give train {sizes[0]}, validation {sizes[1]}, "
+            f"test {max(sizes[2], 0)}; expected at least 1 in each"
+        )
+    _check_classes(raw, len(groups), sizes[0])
+    train = _apportion(kept, sizes[0])
+    validation = _apportion(kept - train, sizes[1], at_least=0)
+    bounds = [np.cumsum([t, v, k - t - v]) for t, v, k in zip(train, validation, kept, strict=True)]
+    parts = [[group[a:b] for group, (a, b) in zip(groups, edges, strict=True)] for edges in _edges(bounds)]
+    return Split(*(np.sort(np.concatenate(part)) for part in parts))
+
+
+def _edges(bounds: list[NDArray[np.int64]]) -> list[list[tuple[int, int]]]:
+    """Start and end of each part within each group."""
+    return [[(int(b[i - 1]) if i else 0, int(b[i])) for b in bounds] for i in range(3)]
+
+
+def _groups(raw: RawDataset, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Shuffled row positions, one array per class in order of appearance; a single one for regression."""
+    if not raw.task.is_classification:
+        return [order]
+    codes, uniques = pd.factorize(raw.target, sort=False)
+    shuffled = codes[order]
+    return [order[shuffled == code] for code in range(len(uniques))]
+
+
+def _apportion(counts: NDArray[np.int64], total: int, at_least: int = 1) -> NDArray[np.int64]:
+    """`total` rows divided over groups in proportion to `counts` (largest remainder), never more than a group has.
+
+    With `at_least` = 1 every group that has a row keeps one: taken from the group that is best off.
+    """
+    exact = counts * (total / max(int(counts.sum()), 1))
+    floor: NDArray[np.int64] = np.minimum(np.floor(exact).astype(np.int64), counts)
+    given: NDArray[np.int64] = np.maximum(floor, np.minimum(counts, at_least))
+    by_remainder = np.argsort(-(exact - given), kind="stable")
+    while (missing := total - int(given.sum())) > 0:
+        open_groups = by_remainder[given[by_remainder] < counts[by_remainder]][:missing]
+        given[open_groups] += 1
+    while given.sum() > total:
+        given[np.argmax(given)] -= 1
+    return given
+
+
+def _check_classes(raw: RawDataset, classes: int, rows: int) -> None:
+    if classes > rows:
+        raise BadTable(
+            f"{raw.name}: target column {raw.target.name!r} has {classes} classes for {rows} training rows; expected "
+            f"at least one row of each (is it a number? then set the task type to regression)"
+        )
