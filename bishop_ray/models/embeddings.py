@@ -1,0 +1,148 @@
+"""Embeddings of columns that networks share: piecewise-linear encoding of numbers, packed tables of categories.
+
+Letters: B rows, R training rows, N numerical columns, C categorical columns, E embedding width.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+_OVERFLOW = 1e9
+
+
+def quantile_edges(values: NDArray[np.floating], n_bins: int) -> NDArray[np.float64]:
+    """Edges of `n_bins` bins of equal share per column, linear interpolation, computed in float64.
+
+    Args:
+        values: (R, N), R >= 1.
+        n_bins: E.
+
+    Returns:
+        (N, E + 1), ascending; the first and last edge are the column's minimum and maximum.
+
+    Raises:
+        ValueError: No rows, or a value that is NaN or infinite.
+    """
+    if len(values) == 0:
+        raise ValueError("quantile edges need at least one training row; found none")
+    if not np.isfinite(values).all():
+        raise ValueError("quantile edges need finite numbers; found NaN or infinity")
+    edges = np.quantile(values.astype(np.float64), np.linspace(0.0, 1.0, n_bins + 1), axis=0)
+    return np.ascontiguousarray(np.maximum.accumulate(edges, axis=0).T)
+
+
+class PiecewiseLinear(nn.Module):
+    """Piecewise-linear encoding (paper, "Numerical Embedding"; Gorishniy et al. 2022): e_g in [0, 1] inside bin g.
+
+    A bin without width is a step at its edge. With `extrapolate` the first bin is not bounded below and the last not
+    above (the paper's equation); otherwise all are bounded (the authors' code). Edges are a buffer: they travel with
+    the state.
+
+    Args:
+        n_columns: N.
+        n_bins: E.
+        extrapolate: See above.
+    """
+
+    edges: Tensor
+    lowest: Tensor
+    highest: Tensor
+
+    def __init__(self, n_columns: int, n_bins: int, extrapolate: bool = True) -> None:
+        super().__init__()
+        start = torch.linspace(0.0, 1.0, n_bins + 1).expand(n_columns, -1).clone()
+        self.register_buffer("edges", start)
+        lowest, highest = torch.zeros(n_bins), torch.ones(n_bins)
+        if extrapolate:
+            # Bounds that only keep float32 from overflowing where a narrow end bin meets a distant value.
+            lowest[0], highest[-1] = -_OVERFLOW, _OVERFLOW
+        self.register_buffer("lowest", lowest, persistent=False)
+        self.register_buffer("highest", highest, persistent=False)
+
+    def observe(self, values: NDArray[np.floating]) -> None:
+        """Takes the bin edges from (R, N) training values.
+
+        Raises:
+            ValueError: As `quantile_edges`.
+        """
+        edges = quantile_edges(values, self.edges.shape[1] - 1)
+        self.edges.copy_(torch.from_numpy(edges))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N) -> (B, N, E)."""
+        left, right = self.edges[:, :-1], self.edges[:, 1:]
+        width = right - left
+        x = x.unsqueeze(-1)  # (B, N, 1)
+        # Below the resolution of the edges a width is rounding noise.
+        flat = width <= 4 * torch.finfo(width.dtype).eps * torch.maximum(left.abs(), right.abs())
+        inside = (x - left) / width.masked_fill(flat, 1.0)
+        bounded = torch.minimum(torch.maximum(inside, self.lowest), self.highest)
+        return torch.where(flat, (x >= left).to(x.dtype), bounded)
+
+
+class CategoryEmbedding(nn.Module):
+    """One table per column, packed into a single matrix with offsets: (B, C) codes -> (B, C, E).
+
+    With ``share_div`` > 0 the last ``E // share_div`` positions are a learned vector of the column, the same for all
+    its categories (TabTransformer's column embedding; the paper names the shared part first, its code puts it last).
+    ``share_div=0`` is plain `torch.nn.Embedding`.
+
+    Args:
+        cardinalities: Rows per column, code 0 (unknown or missing) counted.
+        width: E.
+        share_div: See above.
+        std: Standard deviation of the (truncated at two) normal start.
+    """
+
+    sizes: Tensor
+    offsets: Tensor
+
+    def __init__(self, cardinalities: tuple[int, ...], width: int, share_div: int = 8, std: float = 1.0) -> None:
+        super().__init__()
+        n_shared = width // share_div if share_div else 0
+        self.register_buffer("sizes", torch.tensor(cardinalities), persistent=False)
+        starts = [0, *accumulate(cardinalities)][:-1]
+        self.register_buffer("offsets", torch.tensor(starts), persistent=False)
+        self.weight = nn.Parameter(torch.empty(sum(cardinalities), width - n_shared))
+        self.shared = nn.Parameter(torch.empty(len(cardinalities), n_shared)) if n_shared else None
+        for table in self.parameters():
+            nn.init.trunc_normal_(table, std=std, a=-2 * std, b=2 * std)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """(B, C) int64 -> (B, C, E).
+
+        Raises:
+            IndexError: A code outside its column's table (CPU; on other devices the device asserts).
+        """
+        self._check(codes)
+        rows = nn.functional.embedding(codes + self.offsets, self.weight)
+        if self.shared is None:
+            return rows
+        return torch.cat([rows, self.shared.expand(len(codes), -1, -1)], dim=-1)
+
+    def _check(self, codes: Tensor) -> None:
+        """A code beyond its table would silently read the next column's rows."""
+        bad = (codes < 0) | (codes >= self.sizes)
+        if codes.device.type != "cpu":
+            torch._assert_async(~bad.any())
+        elif bool(bad.any()):
+            row, column = bad.nonzero()[0].tolist()
+            found = int(codes[row, column])
+            raise IndexError(f"categorical column {column}: code must be < {int(self.sizes[column])}; found {found}")
+
+
+class RepeatedNumber(nn.Module):
+    """Numbers as they are, at every position of the embedding (ablation without numerical embedding)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N) -> (B, N, E)."""
+        return x.unsqueeze(-1).expand(-1, -1, self.width)
