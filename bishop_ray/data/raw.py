@@ -1,0 +1,159 @@
+"""From a data frame to a checked `RawDataset`: task type, categorical columns, rows without a target."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from bishop_ray.data.columns import category_codes, is_moment, is_number, to_numbers
+from bishop_ray.data.suites import TASK_TYPES
+from bishop_ray.data.table import RawDataset, TaskType
+from bishop_ray.errors import BadTable, UnknownName
+
+logger = logging.getLogger(__name__)
+
+MAX_INFERRED_CLASSES = 20
+"""A numeric target with more distinct values than this is a regression target unless the user says otherwise."""
+
+
+def make_raw(
+    name: str,
+    frame: pd.DataFrame,
+    target: str,
+    task_type: str = "",
+    categorical: Iterable[str] | None = None,
+    where: str = "",
+) -> RawDataset:
+    """A dataset of `frame`, with its target split off.
+
+    Args:
+        name: The dataset's name.
+        frame: All columns, of any dtype and with names of any type (they become text).
+        target: Name of the target column.
+        task_type: One of `TASK_TYPES`, or "" to infer it (`infer_task`).
+        categorical: Columns known to be categories; text, booleans and pandas categories are so anyway.
+        where: What messages call the table: a path, a task; `name` by default.
+
+    Raises:
+        UnknownName: No such target column, or no such task type.
+        BadTable: Two columns of one name, no rows, no feature column, a target that is all missing, has one value
+            only or does not fit the task type.
+    """
+    where = where or name
+    frame = frame.set_axis([str(column) for column in frame.columns], axis=1).reset_index(drop=True)
+    _check_columns(frame, target, where)
+    frame, values = _with_target(frame.drop(columns=target), frame[target], where)
+    task = infer_task(values, task_type, where)
+    if task is TaskType.REGRESSION:
+        values = pd.Series(to_numbers(values), name=target)
+        finite = np.isfinite(values.to_numpy())
+        if not finite.all():
+            logger.warning("%s: dropped %d rows with an infinite target %r", where, int((~finite).sum()), target)
+            frame, values = frame[finite].reset_index(drop=True), values[finite].reset_index(drop=True)
+        if values.nunique() < 2:
+            raise BadTable(f"{where}: target column {target!r} needs at least two different values; found one")
+    known = set(categorical or ())
+    frame = frame.assign(**{c: pd.to_datetime(frame[c]) for c in frame.columns if _holds_dates(frame[c])})
+    names = tuple(c for c in frame.columns if c in known or _is_categorical(frame[c]))
+    return RawDataset(name, frame, values, task, names)
+
+
+def infer_task(target: pd.Series, task_type: str = "", where: str = "") -> TaskType:
+    """The task type of a target column without missing values.
+
+    Inferred: text, booleans and categories are classes. Numbers are classes when they take at most
+    `MAX_INFERRED_CLASSES` values and are whole (`1.0` is whole), or take each value twice on average.
+
+    Args:
+        target: The target column.
+        task_type: One of `TASK_TYPES`, or "" to infer it.
+        where: The table's name in messages.
+
+    Raises:
+        UnknownName: No such task type.
+        BadTable: The target does not fit the task type, has one class only, or holds dates.
+    """
+    if task_type and task_type not in TASK_TYPES:
+        raise UnknownName("task type", task_type, TASK_TYPES)
+    column = f"{where}: target column {target.name!r}".removeprefix(": ")
+    if is_moment(target):
+        raise BadTable(f"{column} holds dates; expected classes or numbers")
+    if task_type == "regression":
+        try:
+            to_numbers(target)
+        except BadTable as error:
+            raise BadTable(f"{column} cannot be a regression target: {error}") from None
+        return TaskType.REGRESSION
+    if not task_type and is_number(target) and not _looks_like_classes(target):
+        return TaskType.REGRESSION
+    classes = len(category_codes(target)[1])
+    if classes < 2:
+        raise BadTable(f"{column} needs at least two classes; found one: {target.iloc[0]!r}")
+    if task_type == "binary" and classes != 2:
+        raise BadTable(f"{column} needs two classes for the task type binary; found {classes}")
+    if task_type == "multiclass" and classes < 3:
+        raise BadTable(f"{column} needs three classes or more for the task type multiclass; found {classes}")
+    return TaskType.BINARY if classes == 2 else TaskType.MULTICLASS
+
+
+def _looks_like_classes(target: pd.Series) -> bool:
+    values = to_numbers(target)
+    distinct = len(np.unique(values))
+    whole = bool((np.isfinite(values) & (np.floor(values) == values)).all())
+    return distinct <= MAX_INFERRED_CLASSES and (whole or distinct * 2 <= len(values))
+
+
+def _check_columns(frame: pd.DataFrame, target: str, where: str) -> None:
+    names = list(frame.columns)
+    if not names:
+        raise BadTable(f"{where}: expected columns; found none")
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise BadTable(f"{where}: column {twice[0]!r} comes {names.count(twice[0])} times; expected unique names")
+    if target not in names:
+        # a wide table: the message stays one readable line
+        near = names if len(names) <= 20 else difflib.get_close_matches(target, names, n=10, cutoff=0.0)
+        raise UnknownName(f"target column of {where}:", target, near)
+    if len(frame) == 0:
+        raise BadTable(f"{where}: expected rows; found none")
+    if len(names) < 2:
+        raise BadTable(f"{where}: expected a feature column beside the target {target!r}; found none")
+
+
+def _with_target(frame: pd.DataFrame, target: pd.Series, where: str) -> tuple[pd.DataFrame, pd.Series]:
+    """The rows whose target is known; blank text counts as missing."""
+    missing = target.isna()
+    if isinstance(target.dtype, pd.StringDtype) or target.dtype == np.dtype(object):
+        missing |= target.map(lambda value: isinstance(value, str) and not value.strip()).astype(bool)
+    if missing.all():
+        raise BadTable(f"{where}: target column {target.name!r} is all missing")
+    if missing.any():
+        logger.warning("%s: dropped %d rows without a target (%r)", where, int(missing.sum()), target.name)
+        frame, target = frame[~missing].reset_index(drop=True), target[~missing].reset_index(drop=True)
+    return frame, target
+
+
+def _holds_dates(series: pd.Series) -> bool:
+    """An object column of Python dates, as Parquet's date32 arrives."""
+    known = series.dropna() if series.dtype == np.dtype(object) else series.iloc[:0]
+    return len(known) > 0 and all(isinstance(value, datetime.date) for value in known)
+
+
+def _is_categorical(series: pd.Series) -> bool:
+    if is_number(series) or is_moment(series):
+        return False
+    if not isinstance(series.dtype, pd.StringDtype) and series.dtype != np.dtype(object):
+        return True
+    known = series.dropna()
+    if not len(known) or any(isinstance(value, bool | np.bool_) for value in known):
+        return True
+    try:
+        to_numbers(known)
+    except BadTable:
+        return True
+    return False
