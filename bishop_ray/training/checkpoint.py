@@ -1,0 +1,172 @@
+"""The state of a training in one file, from which it goes on as if nothing had happened.
+
+``last.safetensors`` holds tensors ``weights/NAME``, ``best/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``,
+``step/NAME``, and one JSON text in its header (identity, learning rates, scheduler, progress). One file, because only
+a file can be replaced atomically: a reader sees the previous checkpoint or the next one, never a mixture. No pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from bishop_ray.errors import UserError
+
+FILE = "last.safetensors"
+FORMAT = 1
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+SHARE = 20
+"""A save is due when training lasted this many times as long as the save before: about 5 % of the time."""
+
+
+class Saver:
+    """Decides when a checkpoint is due: always for the first and the last epoch, else by `SHARE`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._duration = 0.0
+        self._ended = -float("inf")
+
+    def due(self) -> bool:
+        """Whether enough time went by since the last save."""
+        return time.perf_counter() - self._ended >= SHARE * self._duration
+
+    def save(self, *state: Any) -> None:
+        """Calls `save_state` with the folder and `state`, and remembers how long it took."""
+        started = time.perf_counter()
+        save_state(self.folder, *state)
+        self._ended = time.perf_counter()
+        self._duration = self._ended - started
+
+
+def has_state(folder: Path) -> bool:
+    """Whether `folder` holds a checkpoint."""
+    return (folder / FILE).is_file()
+
+
+def save_state(
+    folder: Path,
+    network: nn.Module,
+    optimizer: Optimizer,
+    scheduler: ReduceLROnPlateau,
+    best: Mapping[str, Tensor],
+    progress: Mapping[str, Any],
+    identity: Mapping[str, Any],
+) -> None:
+    """Writes a checkpoint, atomically: whole and on the disk, or not at all.
+
+    Args:
+        folder: Made when missing; one training per folder.
+        network: Its state dict is written.
+        optimizer: Adam or AdamW over the network's parameters.
+        scheduler: The learning-rate scheduler.
+        best: State dict of the best epoch so far.
+        progress: JSON values: epoch and early-stopping state.
+        identity: JSON values that must be the same on loading.
+    """
+    tensors = {f"weights/{name}": tensor for name, tensor in network.state_dict().items()}
+    tensors |= {f"best/{name}": tensor for name, tensor in best.items()}
+    tensors |= {key: optimizer.state[p][moment] for key, p, moment in _moments(network, optimizer)}
+    header = {
+        "format": FORMAT,
+        "identity": identity,
+        "lr": [group["lr"] for group in optimizer.param_groups],
+        "scheduler": scheduler.state_dict(),
+        "progress": progress,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f"{FILE}.new"
+    # Cloned: safetensors refuses tensors that share memory, as tied weights do.
+    save_file({key: t.detach().cpu().clone() for key, t in tensors.items()}, new, {"state": json.dumps(header)})
+    _flush(new)
+    os.replace(new, folder / FILE)
+    _flush(folder)
+
+
+def load_state(
+    folder: Path,
+    network: nn.Module,
+    optimizer: Optimizer,
+    scheduler: ReduceLROnPlateau,
+    identity: Mapping[str, Any],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Puts a checkpoint into network, optimizer and scheduler, all on the network's device.
+
+    Returns:
+        The best state dict and the progress, as they were saved.
+
+    Raises:
+        UserError: No checkpoint, a damaged one, one of a newer format, or one of another training.
+    """
+    path = folder / FILE
+    header, tensors = _read(path)
+    if header["format"] != FORMAT:
+        raise UserError(f"checkpoint {path}: expected format {FORMAT}; found {header['format']}")
+    _check_identity(path, header["identity"], identity)
+    device = next(network.parameters()).device
+    moved = {key: tensor.to(device) for key, tensor in tensors.items()}
+    best = {key.removeprefix("best/"): tensor for key, tensor in moved.items() if key.startswith("best/")}
+    weights = {key.removeprefix("weights/"): tensor for key, tensor in moved.items() if key.startswith("weights/")}
+    try:
+        network.load_state_dict(weights)
+        for name, parameter in _parameters(network, optimizer):
+            optimizer.state[parameter] = {moment: moved[f"{moment}/{name}"] for moment in MOMENTS}
+    except (RuntimeError, KeyError) as error:
+        raise UserError(f"checkpoint {path} does not fit the network: {' '.join(str(error).split())[:200]}") from error
+    for group, rate in zip(optimizer.param_groups, header["lr"], strict=True):
+        group["lr"] = rate
+    scheduler.load_state_dict(header["scheduler"])
+    return best, dict(header["progress"])
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of a checkpoint file."""
+    if not path.is_file():
+        raise UserError(f"no checkpoint at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header: dict[str, Any] = json.loads(file.metadata()["state"])
+            return header, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no iterator
+    except (SafetensorError, TypeError, KeyError, ValueError) as error:
+        raise UserError(f"checkpoint {path} is damaged or no checkpoint: {error}") from error
+
+
+def _check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    wanted = json.loads(json.dumps(expected))
+    for key in sorted({*found, *wanted}):
+        if found.get(key) != wanted.get(key):
+            raise UserError(
+                f"checkpoint {path} belongs to another training: "
+                f"{key} is {found.get(key)!r}, expected {wanted.get(key)!r}"
+            )
+
+
+def _parameters(network: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    """The optimizer's parameters under the network's names."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return ((name, p) for name, p in network.named_parameters() if id(p) in trained)
+
+
+def _moments(network: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter, str]]:
+    for name, parameter in _parameters(network, optimizer):
+        for moment in MOMENTS:
+            yield f"{moment}/{name}", parameter, moment
+
+
+def _flush(path: Path) -> None:
+    """What was written to a file, or the entries of a folder, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
