@@ -1,0 +1,27 @@
+"""The only MLflow code: runs of a study, the registry of models, runs as a DataFrame.
+
+Importing this package does not import mlflow; the functions do, when called.
+"""
+
+from __future__ import annotations
+
+from bishop_ray.tracking.address import public_uri, tracking_uri
+from bishop_ray.tracking.environment import environment
+from bishop_ray.tracking.loading import load_best
+from bishop_ray.tracking.registry import RegisteredModel, register_best
+from bishop_ray.tracking.spool import replay_spool
+from bishop_ray.tracking.store import check_tracking, runs_frame
+from bishop_ray.tracking.writer import StudyTracker
+
+__all__ = [
+    "RegisteredModel",
+    "StudyTracker",
+    "check_tracking",
+    "environment",
+    "load_best",
+    "public_uri",
+    "register_best",
+    "replay_spool",
+    "runs_frame",
+    "tracking_uri",
+]

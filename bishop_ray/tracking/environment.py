@@ -1,0 +1,35 @@
+"""What a result was computed with: versions and commit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import bishop_ray
+
+
+def environment() -> dict[str, str]:
+    """Versions of Python and of the libraries that decide a result, and the git commit if there is one."""
+    found = {"version.python": sys.version.split()[0]}
+    for name in ("ray", "torch", "optuna", "mlflow"):
+        try:
+            found[f"version.{name}"] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    found["version.bishop_ray"] = bishop_ray.__version__
+    commit = _git_commit()
+    return found | ({"git_commit": commit} if commit else {})
+
+
+def _git_commit() -> str:
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():  # an installed copy: the repository around it would be somebody else's
+        return ""
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

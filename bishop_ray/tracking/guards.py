@@ -1,0 +1,63 @@
+"""What surrounds work on the registry: time-outs, no unpickling, one at a time, names that MLflow takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+
+from bishop_ray.errors import UserError
+from bishop_ray.tracking.address import sqlite_path
+
+
+@contextlib.contextmanager
+def patient() -> Iterator[None]:
+    """Longer time-outs than a study's logging has, since files are moved; and no unpickling, whatever happens."""
+    wanted = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    }
+    before = {key: os.environ.get(key) for key in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+@contextlib.contextmanager
+def one_at_a_time(uri: str) -> Iterator[None]:
+    """Two studies that end together must not both read the old champion; possible to ensure on one machine."""
+    if not uri.startswith("sqlite:"):
+        yield
+        return
+    from filelock import FileLock
+
+    path = sqlite_path(uri)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.registry.lock", timeout=600):
+        yield
+
+
+def check_names(name: str, alias: str) -> None:
+    """Refuses names that MLflow would refuse, or read as something else.
+
+    Raises:
+        UserError: With what was expected.
+    """
+    if not name or name.strip() != name or any(sign in name for sign in "/:\\\n") or name in (".", ".."):
+        raise UserError(f"registered name {name!r}: expected a name without '/', ':' and spaces around it")
+    reserved = alias.lower() in ("latest", "champion") or re.fullmatch(r"[vV]?\d+", alias)
+    if not re.fullmatch(r"[\w-]{1,255}", alias) or reserved:
+        raise UserError(f"alias {alias!r}: expected letters, digits, '_' and '-'; 'latest', 'champion', v1 are taken")
+
+
+def from_mlflow(error: Exception) -> bool:
+    """Whether MLflow raised it, and not our own code."""
+    return type(error).__module__.startswith("mlflow")

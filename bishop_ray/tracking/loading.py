@@ -1,0 +1,73 @@
+"""A registered model as a `Predictor` again, without running anything that lies in the registry."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.tracking.address import tracking_uri
+from bishop_ray.tracking.guards import from_mlflow, patient
+from bishop_ray.tracking.store import as_user_error, open_client, quoted, reason
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+    from bishop_ray.predictor import Predictor
+
+
+def load_best(name: str, alias: str = "champion", uri: str = "") -> Predictor:
+    """The registered model `name` as a `Predictor`, on the CPU; nothing among its artifacts is executed.
+
+    Args:
+        name: Registered name, e.g. ``CR-abalone``.
+        alias: ``champion``, a model's name, or a version number.
+        uri: MLflow address, see `tracking_uri`.
+
+    Raises:
+        UnknownName: No such model, alias or version.
+        UserError: The version holds no predictor, or a damaged one.
+        SourceUnavailable: The server does not answer.
+    """
+    from bishop_ray.predictor import Predictor
+
+    uri = tracking_uri(uri)
+    with patient(), tempfile.TemporaryDirectory(prefix="bishop-load-") as scratch:
+        try:
+            client = open_client(uri)
+            number = _resolve(client, name, alias)
+            source = client.get_model_version_download_uri(name, number)
+            folder = _download(uri, source, scratch)
+        except (UserError, OSError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"registered model {name!r} ({alias}) holds no predictor: {reason(error)}") from error
+        except Exception as error:
+            if not from_mlflow(error):
+                raise
+            raise as_user_error(error, uri) from error
+        return Predictor.load(folder)
+
+
+def _resolve(client: MlflowClient, name: str, alias: str) -> str:
+    """The version number behind an alias."""
+    models = {str(m.name): m for m in client.search_registered_models(max_results=1000)}
+    if name not in models:
+        raise UnknownName("registered model", name, models)
+    aliases = {str(key): str(value) for key, value in models[name].aliases.items()}
+    versions = {str(v.version) for v in client.search_model_versions(f"name = {quoted(name)}", max_results=1000)}
+    if alias.isdigit():
+        if alias not in versions:
+            raise UnknownName(f"version of {name}", alias, versions)
+        return alias
+    if alias not in aliases:
+        raise UnknownName(f"alias of {name}", alias, aliases)
+    return aliases[alias]
+
+
+def _download(uri: str, source: str, scratch: str) -> Path:
+    from mlflow.artifacts import download_artifacts
+
+    path = f"{source.rstrip('/')}/artifacts/predictor"
+    return Path(download_artifacts(artifact_uri=path, dst_path=scratch, tracking_uri=uri, registry_uri=uri))

@@ -1,0 +1,72 @@
+"""A predictor in MLflow's model format: loads in an empty folder, without this package installed, without pickle."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import bishop_ray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bishop_ray.predictor import Predictor
+
+REQUIREMENTS = ("numpy", "pandas", "safetensors", "torch")
+"""What a predictor needs at prediction. Given, because MLflow would spend 4-10 s on finding out."""
+
+
+def save_pyfunc(
+    predictor: Predictor, predictor_folder: Path, target: Path, example: pd.DataFrame, model_id: str, run_id: str
+) -> None:
+    """Writes the MLflow model folder `target`.
+
+    The signature names the columns with any type: MLflow's own check refuses an int64 column where it expects a
+    double, and a category where it expects a string; the preprocessor reads all of these.
+
+    Args:
+        predictor: Its columns become the signature.
+        predictor_folder: Where it is saved.
+        target: Folder to create.
+        example: Rows stored as input example, the used columns of them.
+        model_id: Id of the logged model this becomes.
+        run_id: Run that made it.
+    """
+    from mlflow.models import Model, ModelSignature
+    from mlflow.pyfunc import save_model
+    from mlflow.types import DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import AnyType, ColSpec
+
+    columns = [name for name, _ in predictor.schema]
+    anything = AnyType()  # type: ignore[no-untyped-call]
+    signature = ModelSignature(
+        inputs=Schema([ColSpec(anything, name, required=False) for name in columns]),
+        params=ParamSchema([ParamSpec("proba", DataType.boolean, False)]),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice on type hints and integer columns; the signature above is deliberate
+        save_model(
+            target,
+            python_model=str(Path(__file__).with_name("serve_model.py")),
+            artifacts={"predictor": str(predictor_folder)},
+            code_paths=[str(_copy_package(target.with_name("bishop_ray")))],
+            pip_requirements=_pinned(REQUIREMENTS),
+            signature=signature,
+            input_example=example[columns].reset_index(drop=True),
+            mlflow_model=Model(model_id=model_id, model_uuid=model_id, run_id=run_id),
+        )
+
+
+def _copy_package(target: Path) -> Path:
+    """The sources of this package, without compiled files."""
+    source = Path(bishop_ray.__file__).parent
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "search_spaces", ".*"))
+    return target
+
+
+def _pinned(names: tuple[str, ...]) -> list[str]:
+    # A local part such as 2.13.0+cpu is in no public index.
+    return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]

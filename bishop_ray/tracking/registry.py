@@ -1,0 +1,198 @@
+"""The registry of models: one name per dataset, an alias per model, `champion` on the best validation score."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bishop_ray.errors import UserError
+from bishop_ray.tracking.address import tracking_uri
+from bishop_ray.tracking.guards import check_names, from_mlflow, one_at_a_time, patient
+from bishop_ray.tracking.names import short_tags
+from bishop_ray.tracking.package import save_pyfunc
+from bishop_ray.tracking.store import as_user_error, open_client, quoted
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.tracking import MlflowClient
+
+    from bishop_ray.predictor import Predictor
+
+CHAMPION = "champion"
+
+
+@dataclass(frozen=True)
+class RegisteredModel:
+    """A version in the registry.
+
+    Attributes:
+        name: Registered name, e.g. ``CR-abalone``.
+        version: Its number.
+        uri: What ``mlflow.pyfunc.load_model`` takes.
+        champion: It carries the alias `champion`.
+        created: False when this very model had been registered before.
+    """
+
+    name: str
+    version: int
+    uri: str
+    champion: bool
+    created: bool
+
+
+def register_best(
+    predictor: Predictor,
+    name: str,
+    *,
+    alias: str,
+    val_score: float,
+    example: pd.DataFrame,
+    run_id: str,
+    uri: str = "",
+    study_id: str = "",
+    metric: str = "",
+    metrics: Mapping[str, float] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> RegisteredModel:
+    """Registers a study's winner under `name` and moves the aliases, last of all.
+
+    The alias of the model's name moves to the new version; `champion` moves when there is none or when `val_score` is
+    greater than the present champion's under the same metric. Registering the same predictor of the same study again
+    makes no second version. When anything fails, no alias has moved and nothing half-written is left.
+
+    Args:
+        predictor: The fitted predictor.
+        name: Registered name: the dataset's key.
+        alias: The model's name.
+        val_score: Validation score, larger is better.
+        example: A few feature rows, stored as input example.
+        run_id: The study's parent run.
+        uri: MLflow address, see `tracking_uri`.
+        study_id: The study's identity, for "the same study".
+        metric: Name of the selection metric.
+        metrics: Further numbers (test scores), kept as tags of the version.
+        tags: Further tags of the version.
+
+    Raises:
+        UserError: A name or alias that MLflow does not accept, or a run that is not there.
+        SourceUnavailable: The server does not answer.
+    """
+    from bishop_ray.predictor import fingerprint
+
+    check_names(name, alias)
+    if not math.isfinite(val_score):
+        raise UserError(f"register {name!r}: expected a finite validation score; found {val_score}")
+    uri = tracking_uri(uri)
+    with patient(), one_at_a_time(uri), tempfile.TemporaryDirectory(prefix="bishop-register-") as scratch:
+        folder = predictor.save(Path(scratch) / "predictor")
+        identity = {"bishop.study_id": study_id or run_id, "bishop.fingerprint": fingerprint(folder)}
+        numbers = {key: repr(float(value)) for key, value in (metrics or {}).items()}
+        facts = {"bishop.model": predictor.model_name, "bishop.metric": metric, "val_score": repr(float(val_score))}
+        all_tags = short_tags({**numbers, **(tags or {}), **facts, **identity})
+        try:
+            client = open_client(uri)
+            _create_name(client, name)
+            version = _same_version(client, name, identity)
+            created = version is None
+            if version is None:
+                _remove_leftovers(client, run_id, identity)
+                version = _create_version(client, name, run_id, predictor, folder, example, all_tags)
+            _move_aliases(client, name, version, alias)
+            champion = str(client.get_registered_model(name).aliases.get(CHAMPION)) == str(version.version)
+        except Exception as error:
+            if not from_mlflow(error):
+                raise
+            if getattr(error, "error_code", "") in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
+                raise UserError(f"MLflow refused to register {name!r}: {str(error).splitlines()[0]}") from error
+            raise as_user_error(error, uri) from error
+    return RegisteredModel(name, int(version.version), f"models:/{name}/{version.version}", champion, created)
+
+
+def _create_name(client: MlflowClient, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _same_version(client: MlflowClient, name: str, identity: Mapping[str, str]) -> ModelVersion | None:
+    """The version that an earlier call for the same study and the same predictor made."""
+    for version in client.search_model_versions(f"name = {quoted(name)}", max_results=1000):
+        if all(version.tags.get(key) == value for key, value in identity.items()):
+            return version
+    return None
+
+
+def _remove_leftovers(client: MlflowClient, run_id: str, identity: Mapping[str, str]) -> None:
+    """Deletes logged models of this very registration that never became a version (a process killed halfway)."""
+    experiment = client.get_run(run_id).info.experiment_id
+    wanted = " AND ".join(f"tags.`{key}` = {quoted(value)}" for key, value in identity.items())
+    for model in client.search_logged_models([experiment], filter_string=wanted):
+        client.delete_logged_model(model.model_id)
+
+
+def _create_version(
+    client: MlflowClient,
+    name: str,
+    run_id: str,
+    predictor: Predictor,
+    folder: Path,
+    example: pd.DataFrame,
+    tags: dict[str, str],
+) -> ModelVersion:
+    """Uploads the predictor and makes a version of it; deletes what it made when anything fails."""
+    from mlflow.entities import LoggedModelOutput
+
+    params = {key: str(value)[:500] for key, value in predictor.hparams.items()}
+    experiment = client.get_run(run_id).info.experiment_id
+    model = client.create_logged_model(experiment, predictor.model_name, run_id, tags=tags, params=params)
+    try:
+        local = folder.with_name("model")
+        save_pyfunc(predictor, folder, local, example, model.model_id, run_id)
+        client.log_model_artifacts(model.model_id, str(local))
+        client.finalize_logged_model(model.model_id, "READY")
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+        return client.create_model_version(
+            name, source=model.artifact_location, run_id=run_id, tags=tags, model_id=model.model_id
+        )
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first failure is the one to tell
+            client.finalize_logged_model(model.model_id, "FAILED")
+            client.delete_logged_model(model.model_id)
+        raise
+
+
+def _move_aliases(client: MlflowClient, name: str, version: ModelVersion, alias: str) -> None:
+    """Points the model's alias, then perhaps `champion`, to the version; once per version."""
+    if version.tags.get("bishop.aliases") == "moved":  # registered before: later versions keep what they took over
+        return
+    number = str(version.version)
+    client.set_registered_model_alias(name, alias, number)
+    champion = client.get_registered_model(name).aliases.get(CHAMPION)
+    verdict = _compare(version, client.get_model_version(name, str(champion))) if champion else "the first version"
+    client.set_model_version_tag(name, number, "bishop.champion", verdict)
+    if not verdict.startswith("no:"):
+        client.set_registered_model_alias(name, CHAMPION, number)
+    client.set_model_version_tag(name, number, "bishop.aliases", "moved")
+
+
+def _compare(new: ModelVersion, champion: ModelVersion) -> str:
+    """Why `new` becomes champion, or "no: ..." why not."""
+    metrics = [version.tags.get("bishop.metric", "") for version in (new, champion)]
+    if metrics[0] != metrics[1]:
+        return f"no: metric {metrics[0]!r} cannot be compared with the champion's {metrics[1]!r}"
+    try:
+        scores = [float(version.tags["val_score"]) for version in (new, champion)]
+    except (KeyError, ValueError):
+        return f"no: version {champion.version} has no readable val_score"
+    better = scores[0] > scores[1]
+    return f"{'yes' if better else 'no'}: {scores[0]:.6g} against {scores[1]:.6g} of version {champion.version}"
