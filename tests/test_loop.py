@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -139,7 +138,7 @@ def test_train_loss_counts_every_row_once_and_the_penalty():
     network, _, seen = fit(config=config, hparams={"decay": 0.7})
     train = table(TaskType.BINARY, 203, 0)
     p = network.predict(train.x_num, train.x_cat)
-    expected = -np.log(p[np.arange(203), train.y]).mean() + 0.7 * float(network.last.weight.square().sum())
+    expected = -np.log(p[np.arange(203), train.y]).mean() + 0.7 * float(network.last.weight.detach().square().sum())
     assert seen[0].train_loss == pytest.approx(expected, rel=1e-5)
 
 
@@ -470,15 +469,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def spread(rank: int, size: int, port: int, folder: str, task: str, mode: str) -> None:
-    """One of `size` processes that train together; writes its weights and what it was told."""
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
-    kind = TaskType(task)
+JOBS = ((3, "multiclass", ""), (2, "regression", ""), (2, "binary", "stop"), (2, "binary", "poison"))
+"""Processes, task, what happens."""
+
+
+def train_one(rank: int, task: TaskType, mode: str, folder: Path) -> tuple:
+    """What each process does: weights, what it was told, and the outcome."""
     torch.manual_seed(100 * rank)  # every rank starts elsewhere: rank 0's weights must count
-    network = Poisoned(spec_of(kind), "gradient") if mode == "poison" else Mlp(spec_of(kind), decay=0.1)
-    config = replace(CONFIG, max_epochs=2, metric="auc" if kind.is_classification else "r2")
+    network = Poisoned(spec_of(task), "gradient") if mode == "poison" else Mlp(spec_of(task), decay=0.1)
+    config = replace(CONFIG, max_epochs=2, metric="auc" if task.is_classification else "r2")
     told: list[EpochResult] = []
 
     def on_epoch(result: EpochResult) -> bool:
@@ -488,42 +487,59 @@ def spread(rank: int, size: int, port: int, folder: str, task: str, mode: str) -
     outcome: FitResult | str
     try:
         # 98 rows: the last batch has 2, so that one of 3 ranks has none; 65 divide neither by 2 nor by 3.
-        outcome = fit_network(
-            network, table(kind, 98, 0), table(kind, 65, 1), config, on_epoch, checkpoint_to=Path(folder) / "state"
-        )
+        outcome = fit_network(network, table(task, 98, 0), table(task, 65, 1), config, on_epoch, checkpoint_to=folder)
     except TrainingFailed as error:
         outcome = str(error)
-    torch.save((network.state_dict(), told, outcome), f"{folder}/{size}-{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return network.state_dict(), told, outcome
 
 
-def together(size: int, folder: Path, task: TaskType, mode: str = "") -> list:
-    shutil.rmtree(folder / "state", ignore_errors=True)
-    arguments = (size, free_port(), str(folder), task.value, mode)
-    torch.multiprocessing.spawn(spread, arguments, nprocs=size)
-    return [torch.load(folder / f"{size}-{rank}.pt", weights_only=False) for rank in range(size)]
+def work(rank: int, ports: list[int], folder: Path) -> None:
+    """One of three processes, which form a group per job; starting them is what takes time."""
+    torch.set_num_threads(1)
+    for (size, task, mode), port in zip(JOBS, ports, strict=True):
+        if rank < size:
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+            done = train_one(rank, TaskType(task), mode, folder / f"{task}{mode}")
+            torch.save(done, folder / f"{task}{mode}-{rank}.pt")
+            torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory) -> Path:
+    """The folder in which groups of processes left their results."""
+    folder = tmp_path_factory.mktemp("together")
+    torch.multiprocessing.spawn(work, ([free_port() for _ in JOBS], folder), nprocs=3)
+    return folder
+
+
+def results(folder: Path, task: TaskType, mode: str = "") -> list[tuple]:
+    files = sorted(folder.glob(f"{task.value}{mode}-*.pt"))
+    return [torch.load(file, weights_only=False) for file in files]
 
 
 @pytest.mark.parametrize(("task", "size"), [(TaskType.MULTICLASS, 3), (TaskType.REGRESSION, 2)])
-def test_several_processes_do_what_one_does(tmp_path, task, size):
-    (alone, told_alone, _) = together(1, tmp_path, task)[0]
-    results = together(size, tmp_path, task)
-    for weights, told, _ in results:
-        assert all(torch.equal(weights[name], results[0][0][name]) for name in alone)
-        assert told == results[0][1], "the ranks were told different numbers"
+def test_several_processes_do_what_one_does(together, tmp_path, task, size):
+    alone, told_alone, _ = train_one(0, task, "", tmp_path)
+    ranks = results(together, task)
+    assert len(ranks) == size
+    for weights, told, _ in ranks:
+        assert all(torch.equal(weights[name], ranks[0][0][name]) for name in alone)
+        assert told == ranks[0][1], "the ranks were told different numbers"
     for name, tensor in alone.items():
-        torch.testing.assert_close(results[0][0][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
-    for one, more in zip(told_alone, results[0][1], strict=True):
+        torch.testing.assert_close(ranks[0][0][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+    for one, more in zip(told_alone, ranks[0][1], strict=True):
         assert one.metrics() == pytest.approx(more.metrics(), rel=1e-5)
-    assert has_state(tmp_path / "state")
+    assert has_state(together / task.value)
 
 
-def test_processes_stop_when_the_first_says_so_and_fail_together(tmp_path):
-    results = together(2, tmp_path, TaskType.BINARY, "stop")
-    assert [len(told) for _, told, _ in results] == [1, 1]
-    assert {outcome.last.stop_reason for _, _, outcome in results} == {"stopped"}
-    outcomes = [outcome for _, _, outcome in together(2, tmp_path, TaskType.BINARY, "poison")]
-    assert all(isinstance(o, str) and "non-finite gradient of 'first.bias'" in o for o in outcomes)
+def test_processes_stop_when_the_first_says_so_and_fail_together(together):
+    stopped = results(together, TaskType.BINARY, "stop")
+    assert [len(told) for _, told, _ in stopped] == [1, 1]
+    assert {outcome.last.stop_reason for _, _, outcome in stopped} == {"stopped"}
+    failed = [outcome for _, _, outcome in results(together, TaskType.BINARY, "poison")]
+    assert len(failed) == 2
+    assert all(isinstance(o, str) and "non-finite gradient of 'first.bias'" in o for o in failed)
 
 
 def test_needs_neither_ray_nor_mlflow():
