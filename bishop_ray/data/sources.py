@@ -1,0 +1,247 @@
+"""`load_dataset`: the rows behind a reference. The only user of the openml client.
+
+The client is imported when something must be fetched, never for a warm cache. It gets what it lacks: time-outs,
+retries on server errors, and a private folder per fetch (``cache.py`` says why).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow.parquet as pq
+
+from bishop_ray.data.cache import ServerCache, cache_root
+from bishop_ray.data.files import load_embedded, load_file
+from bishop_ray.data.raw import make_raw
+from bishop_ray.data.servers import (
+    DEFAULT_SERVER,
+    passing_failures,
+    server_url,
+    timed_minio_class,
+    timed_session_class,
+    variant,
+)
+from bishop_ray.data.suites import PAPER_TASKS, SUITES, DatasetRef, suite_group, suite_id, task_ref
+from bishop_ray.data.table import RawDataset
+from bishop_ray.errors import SourceUnavailable, UserError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 4
+_PATIENCE_SECONDS = 20.0
+"""After so much time without success no further attempt starts."""
+
+_DATABASE_OVERLOADED = 107
+"""The one error code of the server that says "try again" (the client's `_api_calls.py`)."""
+
+_client_lock = threading.RLock()  # the client's settings are module globals
+
+
+class _Incomplete(Exception):
+    """The server answered with something that is not the whole document."""
+
+
+def load_dataset(ref: DatasetRef) -> RawDataset:
+    """The rows behind a reference; the same on every node.
+
+    Raises:
+        SourceUnavailable: The OpenML server does not answer in time and nothing is cached.
+        BadTable: The table cannot be read or trained on.
+        UserError: The task does not exist, or is of another kind.
+    """
+    if ref.kind == "file":
+        return load_file(ref)
+    if ref.kind == "embedded":
+        return load_embedded(ref)
+    cache = _cache(ref.server)
+    return cache.get(lambda: cache.read_table(ref.locator), lambda: _fetch_table(cache, ref.locator))
+
+
+def suite_datasets(suite: str, server: str = "", paper_tasks: bool = False) -> list[DatasetRef]:
+    """The datasets of a suite, in the server's order; no rows are loaded.
+
+    Datasets of one name get the task number behind it, all of them, so that no name depends on the order.
+
+    Args:
+        suite: ``CC NC CR NR`` in any case, or an OpenML study number.
+        server: Address, or "" (`servers.server_url`).
+        paper_tasks: Only the tasks that the paper reports.
+
+    Raises:
+        UnknownName: No such suite name.
+        UserError: The server has no such suite, or the paper reports none of its tasks.
+        SourceUnavailable: The server does not answer in time and the list is not cached.
+    """
+    number, group = suite_id(suite), suite_group(suite)
+    cache = _cache(server)
+    tasks = cache.get(lambda: cache.read_suite(number), lambda: _fetch_suite(cache, number))
+    if paper_tasks:
+        tasks = _paper_only(tasks, number, group)
+    kept = "" if cache.server == DEFAULT_SERVER else cache.server
+    refs = [DatasetRef("openml", task, name, group, server=kept) for task, name in tasks.items()]
+    keys = Counter(ref.key.lower() for ref in refs)
+    return [replace(r, name=f"{r.name}-{r.locator}") if keys[r.key.lower()] > 1 else r for r in refs]
+
+
+def task_dataset(task_id: int | str, server: str = "") -> DatasetRef:
+    """The reference of one OpenML task, with its dataset's name; fetches and caches the table.
+
+    Raises:
+        UserError: No such task.
+        SourceUnavailable: The server does not answer in time and the task is not cached.
+    """
+    url = server_url(server)
+    ref = task_ref(task_id, "" if url == DEFAULT_SERVER else url)
+    return replace(ref, name=load_dataset(ref).name)
+
+
+def _cache(server: str) -> ServerCache:
+    return ServerCache(cache_root(), server_url(server))
+
+
+def _paper_only(tasks: dict[str, str], number: int, group: str) -> dict[str, str]:
+    short = next((name for name, value in SUITES.items() if value == number), "")
+    if not short:
+        raise UserError(f"the paper reports no tasks of suite {group}; expected one of {', '.join(SUITES)}")
+    wanted = [str(task) for task in PAPER_TASKS[short]]
+    absent = [task for task in wanted if task not in tasks]
+    if absent:
+        logger.warning("suite %s: the server does not list the paper's tasks %s", group, ", ".join(absent))
+    return {task: tasks[task] for task in wanted if task in tasks}
+
+
+def _fetch_suite(cache: ServerCache, number: int) -> dict[str, str]:
+    def fetch(openml: Any, _first: bool) -> dict[str, str]:
+        suite = openml.study.get_suite(number)
+        tasks = {}
+        for task in suite.tasks or []:
+            description = _describe(openml, int(task))
+            tasks[str(task)] = str(openml.datasets.get_dataset(int(description.dataset_id)).name)
+        return tasks
+
+    tasks = _ask(cache, f"suite {number}", fetch)
+    cache.write_suite(number, tasks)
+    return tasks
+
+
+def _fetch_table(cache: ServerCache, task_id: str) -> RawDataset:
+    def fetch(openml: Any, first: bool) -> RawDataset:
+        if first:
+            cache.seed(Path(openml.config.get_cache_directory()), task_id)
+        return _download(openml, int(task_id))
+
+    raw = _ask(cache, f"task {task_id}", fetch)
+    cache.write_table(task_id, raw)
+    return raw
+
+
+def _describe(openml: Any, task_id: int) -> Any:
+    """Only the task's description: the public `get_task` also asks for features and fails when they do."""
+    task = openml.tasks.functions._get_task_description(task_id)
+    if not isinstance(task, openml.tasks.OpenMLClassificationTask | openml.tasks.OpenMLRegressionTask):
+        raise UserError(f"OpenML task {task_id}: expected classification or regression; found {task.task_type}")
+    return task
+
+
+def _download(openml: Any, task_id: int) -> RawDataset:
+    task = _describe(openml, task_id)
+    dataset = openml.datasets.get_dataset(int(task.dataset_id), download_data=True)
+    if dataset.parquet_file is not None:
+        pq.read_metadata(dataset.parquet_file)  # the client raises a bare Exception for a broken file
+    frame, _, categorical, names = dataset.get_data()
+    expected = _expected_rows(openml, dataset)
+    if expected is not None and expected != len(frame):
+        raise _Incomplete(f"{len(frame)} rows of {expected} arrived")
+    frame = frame.set_axis(names, axis=1)
+    for name in frame.columns:
+        if hasattr(frame[name], "sparse"):
+            frame[name] = frame[name].sparse.to_dense()
+    nominal = [name for name, is_nominal in zip(names, categorical, strict=True) if is_nominal]
+    kind = "classification" if isinstance(task, openml.tasks.OpenMLClassificationTask) else "regression"
+    where = f"OpenML task {task_id} ({dataset.name})"
+    return make_raw(str(dataset.name), frame, str(task.target_name), kind, nominal, where)
+
+
+def _expected_rows(openml: Any, dataset: Any) -> int | None:
+    """The row count the server tells, if it does: the one quality we need; a failure here costs nothing else."""
+    try:
+        rows = (dataset.qualities or {}).get("NumberOfInstances")
+    except _passing(openml) as error:
+        logger.info("no row count of dataset %s: %s", dataset.dataset_id, error)
+        return None
+    return None if rows is None else int(rows)
+
+
+def _ask(cache: ServerCache, what: str, fetch: Callable[[Any, bool], T]) -> T:
+    """`fetch(openml, first attempt)` in a private client folder, repeated on passing failures.
+
+    Raises:
+        SourceUnavailable: No attempt succeeded.
+        UserError: The server says there is no such thing.
+    """
+    openml = _client()
+    started = time.monotonic()
+    with _client_lock, _quiet():
+        openml.config.server = cache.server
+        openml.config.set_retry_policy("human", 1)  # the session retries, with time-outs
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                with cache.staging() as folder:
+                    openml.config.set_root_cache_directory(folder)
+                    return fetch(openml, attempt == 1)
+            except openml.exceptions.OpenMLServerException as error:
+                if error.code != _DATABASE_OVERLOADED:
+                    raise UserError(f"OpenML {what}: {cache.server} answers {error.message!r}") from None
+                failure: Exception = error
+            except _passing(openml) as error:
+                failure = error
+            except ValueError as error:
+                if "entity type" not in str(error):
+                    raise
+                raise UserError(f"OpenML {what}: expected a suite of tasks; {error}") from None
+            if attempt == _ATTEMPTS or time.monotonic() - started > _PATIENCE_SECONDS:
+                break
+            time.sleep(attempt)
+    reason = " ".join(str(failure).split())[:300] or type(failure).__name__
+    raise SourceUnavailable(f"OpenML {what}: no usable answer from {cache.server}: {reason}")
+
+
+def _passing(openml: Any) -> tuple[type[Exception], ...]:
+    return (
+        _Incomplete,
+        *passing_failures(),
+        openml.exceptions.OpenMLServerError,
+        openml.exceptions.OpenMLHashException,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@functools.cache
+def _client() -> Any:
+    """The openml module; inside it, and nowhere else, requests, minio and logging are ours."""
+    with _quiet():
+        import openml
+    logging.getLogger("openml").setLevel(logging.CRITICAL)
+    calls: Any = openml._api_calls
+    calls.requests = variant(calls.requests, Session=timed_session_class())
+    calls.minio = variant(calls.minio, Minio=timed_minio_class())
+    # it logs on the root logger, which would install a handler there
+    calls.logging = logging.getLogger("openml.calls")
+    return openml
