@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from bishop_ray.data.suites import DatasetRef
 from bishop_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from bishop_ray.data.split import SplitProtocol
 
 Params = dict[str, Any]
 """Hyperparameters by section and name: ``{"model": {...}, "train": {...}}``."""
@@ -103,7 +106,8 @@ class StudyConfig:
         space: Name or file of the search space.
         trials: Trials asked for, finished ones of an earlier run counted.
         max_epochs: Epochs per trial.
-        metric: Selection metric.
+        metric: Selection metric, or "" for the default of the dataset's task.
+        split: How rows are split.
         sampler: "tpe", "random" or "gp".
         scheduler: "asha" or "none".
         seed: Seed of split, sampler and trials.
@@ -122,6 +126,7 @@ class StudyConfig:
     trials: int
     max_epochs: int
     metric: str
+    split: SplitProtocol
     sampler: str = "tpe"
     scheduler: str = "asha"
     seed: int = 0
@@ -142,14 +147,3 @@ class StudyConfig:
     def name(self) -> str:
         """Deterministic: the same command finds its study again."""
         return f"{self.ref.key}-{self.model}-s{self.seed}"
-
-
-@dataclass(frozen=True)
-class BestTrial:
-    """The winner of a study, before and after its final evaluation."""
-
-    number: int
-    params: Params
-    val_score: float
-    test_scores: tuple[float, ...] = ()
-    extra: dict[str, float] = field(default_factory=dict)

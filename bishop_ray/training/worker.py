@@ -41,12 +41,21 @@ TRAIN_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class StudyData:
-    """The encoded rows a search may see: train and validation. The test rows are in no object of the search."""
+    """The encoded rows a search may see: train and validation. The test rows are in no object of the search.
+
+    Attributes:
+        spec: Of both tables.
+        train: Training rows.
+        validation: Validation rows.
+        preprocessor: `Preprocessor.to_dict`, fitted on the training rows.
+        target_scale: Units of the target per unit of `Table.y`.
+    """
 
     spec: TableSpec
     train: Table
     validation: Table
     preprocessor: dict[str, Any]
+    target_scale: float
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,8 @@ def train_here(
         on_epoch,
         resume_from=checkpoint,
         checkpoint_to=checkpoint,
-        identity={"model": job.model, "params": job.params, "seed": job.train.seed},
+        identity={"model": job.model, "params": job.params["model"]},
+        target_scale=data.target_scale,
     )
     if save_to is not None and _rank() == 0:
         info = {"seed": job.train.seed}

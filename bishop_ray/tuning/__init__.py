@@ -1,0 +1,1 @@
+"""How trials are chosen, run and recorded: spaces, searcher, studies."""

@@ -1,0 +1,49 @@
+# Two commands for a new machine: `make demo` and `make test`. Each sets everything up by itself.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# A folder for everything the demo leaves behind; BISHOP_RAY_HOME moves it.
+export PYTHONWARNINGS ?= ignore
+
+.PHONY: demo test lint types fast slow lock clean
+
+demo: $(VENV)/.ready
+	$(BIN)/python jobs/tune.py --dataset breast_cancer --trials 8 --max-epochs 30
+
+test: lint types fast slow
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
+
+fast: $(VENV)/.ready
+	$(BIN)/python -m pytest -m "not slow and not faults and not gpu"
+
+slow: $(VENV)/.ready
+	$(BIN)/python -m pytest -m "(slow or faults) and not gpu"
+
+# Debian ships venv apart from python: installed when this is root's machine, named otherwise.
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found: set PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq python3.11-venv && $(PYTHON) -m venv $(VENV); \
+	  else echo "error: no venv module: apt-get install python3.11-venv"; exit 2; fi; }
+
+$(VENV)/.ready: requirements.lock pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+# Versions only: no hashes and no "+cpu", so that a GPU machine takes its CUDA build of torch from the same file.
+lock:
+	rm -rf .lock && $(PYTHON) -m venv .lock
+	.lock/bin/python -m pip install --quiet "torch==2.13.0" -e ".[dev]"
+	.lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v -i '^nvidia-\|^triton' > requirements.lock
+	rm -rf .lock
+
+clean:
+	rm -rf $(VENV) .lock

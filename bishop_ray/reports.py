@@ -1,0 +1,105 @@
+"""The leaderboard: one row per dataset and model, as text, CSV and for MLflow."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bishop_ray.training.metrics import display
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from bishop_ray.tuning.study import StudyResult
+
+COLUMNS = (
+    "dataset", "model", "metric", "validation", "test", "test_std", "linear", "mean", "trials", "early_stopped",
+    "failed", "seconds", "registered", "version",
+)  # fmt: skip
+
+
+def leaderboard(results: Sequence[StudyResult]) -> list[dict[str, Any]]:
+    """Rows in the order of the datasets; scores in the metric's own sign, each on the rows its column names.
+
+    ``validation`` is the winner's score in the search; ``test`` the mean over the evaluation seeds; ``linear`` and
+    ``mean`` are a linear model and the constant prediction on the same test rows.
+    """
+    return [
+        {
+            "dataset": r.dataset,
+            "model": r.model,
+            "metric": r.metric,
+            "validation": display(r.metric, r.val_score),
+            "test": display(r.metric, r.test_mean),
+            "test_std": r.test_std,
+            "linear": display(r.metric, r.linear),
+            "mean": display(r.metric, r.mean),
+            "trials": sum(r.trials.values()),
+            "early_stopped": r.trials.get("pruned", 0),
+            "failed": r.trials.get("failed", 0),
+            "seconds": round(r.seconds, 1),
+            "registered": r.registered,
+            "version": r.version,
+        }
+        for r in results
+    ]
+
+
+def to_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """CSV with full precision."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes the leaderboard; a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(to_csv(rows), "utf-8")
+    part.replace(path)
+
+
+def as_table(rows: Sequence[dict[str, Any]]) -> RichTable:
+    """The leaderboard for a terminal."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = ("dataset", "model", "metric", "validation", "test", "linear", "mean", "trials", "time", "registered")
+    for name in shown:
+        table.add_column(name, justify="left" if name in ("dataset", "model", "metric", "registered") else "right",
+                         no_wrap=name != "dataset")  # fmt: skip
+    for row in rows:
+        trials = f"{row['trials']} ({row['early_stopped']} early)" if row["early_stopped"] else str(row["trials"])
+        trials += f", {row['failed']} failed" if row["failed"] else ""
+        table.add_row(
+            row["dataset"],
+            row["model"],
+            row["metric"],
+            _number(row["validation"]),
+            _number(row["test"]) + (f" ±{row['test_std']:.4f}" if row["test_std"] else ""),
+            _number(row["linear"]),
+            _number(row["mean"]),
+            trials,
+            clock(row["seconds"]),
+            f"{row['registered']} v{row['version']}" if row["version"] else row["registered"],
+        )
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def clock(seconds: float) -> str:
+    """``75`` -> ``1m15s``."""
+    whole = int(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

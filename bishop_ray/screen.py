@@ -1,0 +1,115 @@
+"""What a person sees while studies run: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from bishop_ray.reports import clock
+from bishop_ray.training.metrics import display
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bishop_ray.config import StudyConfig
+    from bishop_ray.tuning.recorder import Progress
+
+
+class Screen(Protocol):
+    """A listener with a beginning and an end."""
+
+    def __enter__(self) -> Screen: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __call__(self, config: StudyConfig, progress: Progress) -> None:
+        """Something happened in a study."""
+
+
+def make_screen(studies: int, deadline: float) -> Screen:
+    """A live table when standard output is a terminal, else lines."""
+    return LiveScreen(studies, deadline) if sys.stdout.isatty() else PlainScreen(studies, deadline)
+
+
+class PlainScreen:
+    """A line for each trial that starts or ends, and at most one per `every` seconds for epochs."""
+
+    def __init__(self, studies: int, deadline: float, every: float = 10.0) -> None:
+        self._studies, self._deadline, self._every = studies, deadline, every
+        self._seen: list[str] = []
+        self._last = 0.0
+
+    def __enter__(self) -> PlainScreen:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __call__(self, config: StudyConfig, progress: Progress) -> None:
+        """Prints the event, epochs only now and then."""
+        key = config.ref.key
+        if key not in self._seen:
+            self._seen.append(key)
+        is_epoch = " epoch " in progress.last
+        if is_epoch and time.monotonic() - self._last < self._every:
+            return
+        self._last = time.monotonic()
+        best = "" if progress.best is None else f", best {progress.metric} {display(progress.metric, progress.best):.4f}"
+        where = f"[{len(self._seen)}/{self._studies}] " if self._studies > 1 else ""
+        state = f"{progress.finished}/{progress.total} trials{best}{_left(self._deadline)}"
+        print(f"{where}{key}: {progress.last} ({state})", flush=True)
+
+
+class LiveScreen:
+    """One row per study, redrawn at most four times a second (rich's Live)."""
+
+    def __init__(self, studies: int, deadline: float) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._studies, self._deadline = studies, deadline
+        self._rows: dict[str, tuple[StudyConfig, Progress, float]] = {}
+        self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self._render)
+
+    def __enter__(self) -> LiveScreen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def __call__(self, config: StudyConfig, progress: Progress) -> None:
+        """Remembers the state; the table draws itself."""
+        started = self._rows[config.name][2] if config.name in self._rows else time.monotonic()
+        self._rows[config.name] = (config, progress, started)
+
+    def _render(self) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        title = f"study {len(self._rows)} of {self._studies}" if self._studies > 1 else ""
+        table = Table(box=box.SIMPLE_HEAD, title=title + _left(self._deadline), pad_edge=False)
+        for name in ("dataset", "model", "trials", "running", "early", "failed", "best", "time", "last event"):
+            table.add_column(name)
+        for config, progress, started in self._rows.values():
+            counts = progress.counts
+            best = "" if progress.best is None else f"{display(progress.metric, progress.best):.4f} {progress.metric}"
+            table.add_row(
+                config.ref.key,
+                config.model,
+                f"{progress.finished}/{progress.total}",
+                str(counts["running"]),
+                str(counts["pruned"]),
+                str(counts["failed"]),
+                best,
+                clock(time.monotonic() - started),
+                progress.last,
+            )
+        return table
+
+
+def _left(deadline: float) -> str:
+    return f", {clock(max(0.0, deadline - time.time()))} left" if deadline else ""

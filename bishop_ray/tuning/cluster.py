@@ -1,0 +1,95 @@
+"""Where trials run: joining or starting Ray, and how many trials fit."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from bishop_ray.config import Resources
+from bishop_ray.errors import SourceUnavailable, UserError
+
+# Read by Ray when it is imported or started: our own table and records replace Tune's printers and loggers.
+QUIET = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What there is: CPUs and GPUs in all."""
+
+    cpus: float
+    gpus: float
+
+
+def connect(address: str = "") -> Cluster:
+    """Joins the cluster of `address` or ``RAY_ADDRESS`` (set inside a Ray job); else starts Ray in this process.
+
+    Raises:
+        SourceUnavailable: No cluster answers at the address.
+    """
+    from bishop_ray.training.worker import TRAIN_ENVIRONMENT
+
+    for name, value in (QUIET | TRAIN_ENVIRONMENT).items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    import ray
+
+    target = address or os.environ.get("RAY_ADDRESS", "")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    options["runtime_env"] = {"env_vars": {**QUIET, **TRAIN_ENVIRONMENT}}
+    if not ray.is_initialized():
+        try:
+            if target:
+                ray.init(address=target, **options)
+            else:
+                ray.init(address="local", include_dashboard=False, **options)
+        except ConnectionError as error:
+            reason = str(error).splitlines()[0]
+            raise SourceUnavailable(f"no Ray cluster answers at {target!r}: {reason}") from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    total = ray.cluster_resources()
+    return Cluster(float(total.get("CPU", 0)), float(total.get("GPU", 0)))
+
+
+def trial_resources(cluster: Cluster, cpus: float | None, gpus: float | None, workers: int) -> Resources:
+    """Resources of a trial: as asked, else one CPU, and a quarter of a GPU where there are any.
+
+    A quarter, since BiSHop's many small kernels do not fill a card; half where a card has fewer than four CPUs.
+
+    Raises:
+        UserError: The cluster can never give it; names what was asked and what there is.
+    """
+    if gpus is None:
+        gpus = (0.25 if cluster.cpus / cluster.gpus >= 4 else 0.5) if cluster.gpus else 0.0
+        gpus = gpus if workers == 1 else float(bool(cluster.gpus))
+    resources = Resources(1.0 if cpus is None else cpus, gpus, workers)
+    for what, asked, there in (
+        ("CPUs", resources.cpus * workers, cluster.cpus),
+        ("GPUs", resources.gpus * workers, cluster.gpus),
+    ):
+        if asked > there:
+            raise UserError(f"a trial asks for {asked:g} {what} ({workers} worker(s)); the cluster has {there:g}")
+    return resources
+
+
+def concurrency(cluster: Cluster, resources: Resources, asked: int | None) -> int:
+    """Trials at a time: as many as fit, at most what was asked."""
+    fits = math.floor(cluster.cpus / (resources.cpus * resources.workers) + 1e-9)
+    if resources.gpus:
+        per_gpu = 1 / resources.gpus if resources.gpus < 1 else 0
+        on_gpus = cluster.gpus * math.floor(per_gpu + 1e-9) if per_gpu else cluster.gpus // resources.gpus
+        fits = min(fits, int(on_gpus // resources.workers))
+    return max(1, min(fits, asked or fits))

@@ -1,0 +1,86 @@
+"""From a dataset's name to the rows a search may see, and, once it is over, to the test rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bishop_ray.config import StudyConfig
+from bishop_ray.data.preprocess import Preprocessor
+from bishop_ray.data.sources import load_dataset
+from bishop_ray.data.split import split_dataset
+from bishop_ray.data.table import RawDataset
+from bishop_ray.models import model_class
+from bishop_ray.training.metrics import check_metric, default_metric
+from bishop_ray.training.worker import StudyData
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study's data without its test rows.
+
+    Attributes:
+        data: What trials train on.
+        preprocessor: Fitted on the training rows.
+        fingerprint: Hash of the whole dataset, test rows included, and of the split.
+        example: A few raw training rows, as a request would bring them.
+        rows: Rows of train, validation and test.
+    """
+
+    data: StudyData
+    preprocessor: Preprocessor
+    fingerprint: str
+    example: RawDataset
+    rows: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A dataset that was read and split, before anything was fitted."""
+
+    config: StudyConfig
+    train: RawDataset
+    validation: RawDataset
+    fingerprint: str
+    rows: tuple[int, int, int]
+
+
+def load(config: StudyConfig) -> Loaded:
+    """Reads and splits; the test part is dropped here and opened again by `open_test` only.
+
+    Returns:
+        The parts the search may see, and the configuration with its metric filled in.
+
+    Raises:
+        UserError: The data cannot be loaded or trained on, or the metric does not fit its task.
+    """
+    raw = load_dataset(config.ref)
+    metric = config.metric or default_metric(raw.task, suite=config.ref.kind == "openml")
+    check_metric(metric, raw.task)
+    parts = split_dataset(raw, config.seed, config.split.fractions, config.split.max_rows)
+    rows = (len(parts.train), len(parts.validation), len(parts.test))
+    return Loaded(replace(config, metric=metric), parts.train, parts.validation, raw.fingerprint(), rows)
+
+
+def prepare(loaded: Loaded) -> Prepared:
+    """Encodes; everything is fitted on the training rows.
+
+    Raises:
+        UserError: No column is left to learn from.
+    """
+    preprocessor = Preprocessor.fit(loaded.train, model_class(loaded.config.model).numeric)
+    data = StudyData(
+        preprocessor.spec,
+        preprocessor.transform(loaded.train),
+        preprocessor.transform(loaded.validation),
+        preprocessor.to_dict(),
+        preprocessor.target.scale,
+    )
+    example = loaded.train.rows(np.arange(min(5, loaded.rows[0])))
+    return Prepared(data, preprocessor, loaded.fingerprint, example, loaded.rows)
+
+
+def open_test(config: StudyConfig) -> RawDataset:
+    """The test rows; called once per study, after its search ended."""
+    return split_dataset(load_dataset(config.ref), config.seed, config.split.fractions, config.split.max_rows).test

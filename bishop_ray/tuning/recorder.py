@@ -1,0 +1,248 @@
+"""What happens to trials, told to the study, to MLflow and to whoever watches.
+
+A Tune callback (https://docs.ray.io/en/latest/tune/api/callbacks.html), called in the driver. Optuna's study is the
+record that counts; MLflow gets the same facts through the tracker's queue.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import optuna
+from optuna.trial import Trial, TrialState
+from ray.tune import Callback
+
+from bishop_ray.config import Params
+from bishop_ray.training.metrics import display
+from bishop_ray.training.worker import FAILURE, STOP_REASON, release_group
+from bishop_ray.tuning.space import flatten
+
+SCORE = "best_val_score"
+EARLY_STOPPED = "early-stopped"
+
+
+class TrialTracker(Protocol):
+    """What the recorder needs of the MLflow side."""
+
+    def trial_started(self, number: int, params: dict[str, Any]) -> None:
+        """A trial begins or goes on."""
+
+    def trial_reported(self, number: int, step: int, metrics: dict[str, float]) -> None:
+        """One epoch's numbers."""
+
+    def trial_finished(self, number: int, status: str, reason: str, summary: dict[str, float]) -> None:
+        """A trial ended: FINISHED, KILLED or FAILED."""
+
+
+@dataclass
+class Progress:
+    """Where a study stands, for the live table.
+
+    Attributes:
+        total: Trials asked for.
+        metric: Selection metric.
+        counts: Trials by state: running, complete, pruned, failed.
+        best: Best validation score so far, or None.
+        epochs: Epochs reported in all.
+        last: The last event in words.
+    """
+
+    total: int
+    metric: str
+    counts: Counter[str] = field(default_factory=Counter)
+    best: float | None = None
+    epochs: int = 0
+    last: str = ""
+
+    @property
+    def finished(self) -> int:
+        """Trials that ended, in whatever way."""
+        return self.counts["complete"] + self.counts["pruned"] + self.counts["failed"]
+
+
+class StudyRecorder(Callback):
+    """Tells the study, the tracker and the listener what Tune reports.
+
+    Args:
+        study: The Optuna study.
+        asked: Trial number -> Optuna trial, filled by the searcher.
+        tracker: The MLflow side.
+        progress: Updated in place.
+        listener: Called after each change.
+        trains_remotely: Trials use Ray Train worker groups, to be released when a trial ends.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        asked: dict[int, Trial],
+        tracker: TrialTracker,
+        progress: Progress,
+        listener: Callable[[Progress], None],
+        trains_remotely: bool = False,
+    ) -> None:
+        self._study = study
+        self._asked = asked
+        self._tracker = tracker
+        self._progress = progress
+        self._listener = listener
+        self._trains_remotely = trains_remotely
+        self._started: dict[int, float] = {}
+        self._seen = {t.number: max(t.intermediate_values, default=0) for t in study.get_trials(deepcopy=False)}
+        self.stopping = EARLY_STOPPED
+        """Why a trial that is stopped from now on is stopped."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray pickles callbacks beside its own state, which is never read back.
+        return {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial got its resources."""
+        number = trial.config["number"]
+        if number in self._started:
+            return
+        self._started[number] = time.monotonic()
+        self._tracker.trial_started(number, flatten(trial.config["params"]))
+        self._changed(f"trial {number} started", running=1)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """One epoch ended."""
+        if FAILURE in result or SCORE not in result:
+            return
+        number, epoch = trial.config["number"], int(result["epoch"])
+        if epoch > self._seen.get(number, 0):
+            self._asked[number].report(float(result[SCORE]), epoch)
+            self._seen[number] = epoch
+        metrics = {k: float(v) for k, v in result.items() if is_metric(k, v)}
+        self._tracker.trial_reported(number, epoch, metrics)
+        self._progress.epochs += 1
+        if math.isfinite(result[SCORE]):
+            self._progress.best = max(result[SCORE], self._progress.best or -math.inf)
+        self._changed(f"trial {number} epoch {epoch}: {self._shown(result[SCORE])}")
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial ended by itself or was stopped."""
+        result = trial.last_result or {}
+        if FAILURE in result:
+            self._end(trial, TrialState.FAIL, str(result[FAILURE]))
+        elif result.get(STOP_REASON):
+            self._end(trial, TrialState.COMPLETE, str(result[STOP_REASON]), result)
+        else:
+            self._end(trial, TrialState.PRUNED, self.stopping, result)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial raised or its process died."""
+        self._end(trial, TrialState.FAIL, error_reason(trial))
+
+    def _end(self, trial: Any, state: TrialState, reason: str, result: dict[str, Any] | None = None) -> None:
+        number = trial.config["number"]
+        if self._trains_remotely:
+            release_group(trial.trial_id)
+        result = result or {}
+        seconds = time.monotonic() - self._started.get(number, time.monotonic())
+        asked = self._asked[number]
+        asked.set_user_attr("reason", reason)
+        asked.set_user_attr("seconds", round(seconds, 3))
+        value = float(result[SCORE]) if state == TrialState.COMPLETE else None
+        self._study.tell(number, value, state=state)
+        status = {TrialState.COMPLETE: "FINISHED", TrialState.PRUNED: "KILLED"}.get(state, "FAILED")
+        summary = {"seconds": seconds}
+        if SCORE in result:
+            summary["epochs"] = float(result["epoch"])
+        self._tracker.trial_finished(number, status, reason, summary)
+        name = {"FINISHED": "complete", "KILLED": "pruned"}.get(status, "failed")
+        words = f"trial {number} {name} ({reason})" + (f": {self._shown(result[SCORE])}" if SCORE in result else "")
+        self._changed(words, **{"running": -1, name: 1})
+
+    def _shown(self, score: float) -> str:
+        return f"{display(self._progress.metric, score):.4f}"
+
+    def _changed(self, event: str, **counts: int) -> None:
+        self._progress.last = event
+        self._progress.counts.update(counts)
+        self._listener(self._progress)
+
+
+_BOOKKEEPING = {
+    "timestamp", "training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore", "pid", "epoch",
+    "iterations_since_restore", "done", "should_checkpoint",
+}  # fmt: skip
+
+
+def is_metric(name: str, value: Any) -> bool:
+    """Whether a key of a Tune result is a number of ours rather than Tune's bookkeeping."""
+    if name in _BOOKKEEPING or name.startswith("config/"):
+        return False
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def error_reason(trial: Any) -> str:
+    """The last line of what a trial raised, e.g. ``OutOfMemoryError: CUDA out of memory``."""
+    path = trial.error_file
+    if not path:
+        return "its process died"
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in file if line.strip()]
+    named = [line for line in lines if "Error: " in line or "TrainingFailed: " in line or "Exception: " in line]
+    return (named or lines or ["unknown"])[-1].rsplit("bishop_ray.errors.", 1)[-1][:500]
+
+
+def best_of(study: optuna.Study) -> tuple[int, float] | None:
+    """Number and score of the best trial, early-stopped ones included; ties go to the earlier trial."""
+    scored = [
+        (value, -t.number)
+        for t in study.get_trials(deepcopy=False)
+        if t.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        and (value := t.value if t.value is not None else last_value(t)) is not None
+        and math.isfinite(value)
+    ]
+    return (-max(scored)[1], max(scored)[0]) if scored else None
+
+
+def last_value(trial: optuna.trial.FrozenTrial) -> float | None:
+    """The last reported score of a trial (scores are best-so-far, so it is its best)."""
+    values = trial.intermediate_values
+    return values[max(values)] if values else None
+
+
+def count_states(study: optuna.Study) -> Counter[str]:
+    """Trials by state, in the words of `Progress`."""
+    names = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+    return Counter(names[t.state] for t in study.get_trials(deepcopy=False) if t.state in names)
+
+
+def params_of(study: optuna.Study, number: int) -> Params:
+    """The full parameters of a trial, as its searcher stored them."""
+    import json
+
+    from bishop_ray.tuning.searcher import PARAMS
+    from bishop_ray.tuning.space import unflatten
+
+    return unflatten(json.loads(study.get_trials(deepcopy=False)[number].user_attrs[PARAMS]))
+
+
+def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
+    """The study's trials, best first, for the leaderboard table in MLflow."""
+    rows = [
+        {
+            "trial": t.number,
+            "state": t.state.name.lower(),
+            "best_val_score": t.value if t.value is not None else last_value(t),
+            "epochs": max(t.intermediate_values, default=0),
+            "seconds": t.user_attrs.get("seconds", 0.0),
+            "reason": t.user_attrs.get("reason", ""),
+            **t.params,
+        }
+        for t in study.get_trials(deepcopy=False)
+        if t.state.is_finished()
+    ]
+    return sorted(
+        rows, key=lambda row: -math.inf if row["best_val_score"] is None else row["best_val_score"], reverse=True
+    )

@@ -1,0 +1,59 @@
+"""Many studies, one after the other, within one budget; one that fails does not stop the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bishop_ray.config import StudyConfig
+from bishop_ray.errors import UserError
+from bishop_ray.tuning.prepare import Loaded
+from bishop_ray.tuning.recorder import Progress
+from bishop_ray.tuning.study import StudyFailed, StudyResult, run_study
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A study that ended without a result, and why."""
+
+    dataset: str
+    model: str
+    reason: str
+
+
+Listener = Callable[[StudyConfig, Progress], None]
+
+
+def run_studies(
+    configs: Sequence[StudyConfig],
+    listener: Listener,
+    deadline: float = 0.0,
+    first: Loaded | None = None,
+) -> tuple[list[StudyResult], list[Failure]]:
+    """Runs every study and returns results and failures in order.
+
+    Args:
+        configs: The studies.
+        listener: Called whenever something happened.
+        deadline: Unix time by which everything must have ended, 0 for none; each study gets an equal share of what
+            is left when it starts.
+        first: The first study's data, when already loaded.
+
+    Raises:
+        UserError: There is one study only and its input is bad.
+    """
+    results: list[StudyResult] = []
+    failures: list[Failure] = []
+    for position, config in enumerate(configs):
+        left = len(configs) - position
+        share = time.time() + (deadline - time.time()) / left if deadline else 0.0
+        try:
+            ready = first if position == 0 else None
+            results.append(run_study(config, partial(listener, config), share, ready))
+        except (UserError, StudyFailed) as error:
+            if len(configs) == 1 and isinstance(error, UserError):
+                raise
+            failures.append(Failure(config.ref.key, config.model, str(error)))
+    return results, failures
