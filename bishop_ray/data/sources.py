@@ -38,7 +38,7 @@ from bishop_ray.errors import SourceUnavailable, UserError
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_ATTEMPTS = 4
+_ATTEMPTS = 3
 _PATIENCE_SECONDS = 20.0
 """After so much time without success no further attempt starts."""
 
@@ -202,7 +202,9 @@ def _ask(cache: ServerCache, what: str, fetch: Callable[[Any, bool], T]) -> T:
                     return fetch(openml, attempt == 1)
             except openml.exceptions.OpenMLServerException as error:
                 if error.code != _DATABASE_OVERLOADED:
-                    raise UserError(f"OpenML {what}: {cache.server} answers {error.message!r}") from None
+                    raise UserError(
+                        f"OpenML {what}: {cache.server} answers {error.message.removesuffix(' - None')!r}"
+                    ) from None
                 failure: Exception = error
             except _passing(openml) as error:
                 failure = error

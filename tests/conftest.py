@@ -1,0 +1,63 @@
+"""What every test gets: fixed seeds, no foreign settings; and, where asked for, the loopback OpenML mirror."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SHARED = Path(os.environ.get("BISHOP_SHARED") or Path(__file__).resolve().parents[2] / "shared")
+"""Data and the mirror, beside the clone; not part of the repository."""
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads the user's OpenML settings or writes to the user's cache."""
+    monkeypatch.delenv("BISHOP_OPENML_SERVER", raising=False)
+    monkeypatch.setenv("OPENML_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "unset-openml-cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The shared folder; tests that need it are skipped where it is absent."""
+    if not (SHARED / "openml_mirror" / "serve.py").is_file():
+        pytest.skip(f"needs the shared folder with data and OpenML mirror, not at {SHARED}")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def mirror(shared: Path) -> Iterator[str]:
+    """Address of an OpenML mirror on a free loopback port, in a process of its own."""
+    command = [sys.executable, str(shared / "openml_mirror" / "serve.py"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:"), address
+            yield address
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@pytest.fixture
+def openml_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A private, empty cache folder."""
+    folder = tmp_path / "openml"
+    monkeypatch.setenv("OPENML_CACHE_DIR", str(folder))
+    return folder
