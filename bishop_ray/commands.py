@@ -65,7 +65,7 @@ def tune(args: argparse.Namespace) -> int:
     storage = Path(args.storage).expanduser().resolve() if args.storage else home()
     if args.dry_run:
         return _dry_run(args, refs, models, storage)
-    from bishop_ray.tracking import check_tracking, tracking_uri
+    from bishop_ray.tracking import tracking_uri
     from bishop_ray.tuning.prepare import load
 
     uri = tracking_uri(args.tracking_uri)
@@ -74,7 +74,7 @@ def tune(args: argparse.Namespace) -> int:
     # A single bad table is answered before anything is started.
     loaded = load(configs[0]) if len(configs) == 1 else None
     # What only this process needs is imported and checked while Ray starts, which takes seconds.
-    ready = _Background(lambda: (check_tracking(uri), _check_spaces(configs)))
+    ready = _Background(lambda: _check(uri, configs))
     from bishop_ray.tuning.cluster import connect
 
     cluster = connect(args.ray_address)
@@ -83,9 +83,11 @@ def tune(args: argparse.Namespace) -> int:
     return _run(args, configs, storage, deadline, loaded)
 
 
-def _check_spaces(configs: list[StudyConfig]) -> None:
+def _check(uri: str, configs: list[StudyConfig]) -> None:
+    from bishop_ray.tracking import check_tracking
     from bishop_ray.tuning.space import load_space
 
+    check_tracking(uri)
     for space, model in {(config.space, config.model) for config in configs}:
         load_space(space, model)
 

@@ -57,7 +57,7 @@ class PlainScreen:
         if is_epoch and time.monotonic() - self._last < self._every:
             return
         self._last = time.monotonic()
-        best = "" if progress.best is None else f", best {progress.metric} {display(progress.metric, progress.best):.4f}"
+        best = "" if progress.best is None else f", best {display(progress.metric, progress.best):.4f}"
         where = f"[{len(self._seen)}/{self._studies}] " if self._studies > 1 else ""
         state = f"{progress.finished}/{progress.total} trials{best}{_left(self._deadline)}"
         print(f"{where}{key}: {progress.last} ({state})", flush=True)

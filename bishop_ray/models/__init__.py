@@ -59,4 +59,6 @@ def model_class(name: str) -> type[Network] | type[Estimator]:
 
 def create_model(name: str, spec: TableSpec, hparams: dict[str, Any]) -> Network | Estimator:
     """A fresh model from a `TableSpec` and its hyperparameters."""
-    return model_class(name)(spec, **hparams)
+    build: Any = model_class(name)
+    model: Network | Estimator = build(spec, **hparams)
+    return model

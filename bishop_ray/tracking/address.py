@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from bishop_ray.errors import UserError
 from bishop_ray.home import home
@@ -59,8 +59,12 @@ def sqlite_path(uri: str) -> Path:
 
 def public_uri(uri: str) -> str:
     """The address without user, password, token and query: fit for messages and logs."""
-    parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return uri
+    # Not urlunsplit: it would drop two of the four slashes of ``sqlite:////absolute/path``.
+    place, slash, path = rest.partition("/")
+    return scheme + separator + place.rpartition("@")[2] + slash + path.partition("?")[0]
 
 
 def _looks_like_path(uri: str) -> bool:

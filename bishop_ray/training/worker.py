@@ -114,9 +114,9 @@ def train_driver(config: dict[str, Any], settings: TrialSettings) -> None:
         from ray.tune.integration.ray_train import TuneReportCallback
 
         trial_id = ray.tune.get_context().get_trial_id()
-        run = RunConfig(
-            name=trial_id, storage_path=str(Path(settings.folder) / "train"), callbacks=[TuneReportCallback()]
-        )
+        # Ray's own annotation of `callbacks` names the class of an older API.
+        callbacks: list[Any] = [TuneReportCallback()]
+        run = RunConfig(name=trial_id, storage_path=str(Path(settings.folder) / "train"), callbacks=callbacks)
         _fit_trainer(job, settings.data, checkpoint, run)
         return
 

@@ -45,7 +45,7 @@ class StudySearcher(Searcher):
         self._interrupted = [t.number for t in trials if t.state == TrialState.RUNNING]
         self.asked: dict[int, Trial] = {}
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
         """The next configuration ``{"number", "params"}``, or FINISHED."""
         started = sum(t.state != TrialState.WAITING for t in self._study.get_trials(deepcopy=False))
         if self._interrupted:

@@ -99,7 +99,8 @@ def _same(name: str, stored: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [f"{key} was {stored.get(key)}, is {value}" for key, value in now.items() if stored.get(key) != value]
     if changed:
         raise UserError(
-            f"study {name} exists with other settings: {'; '.join(changed)}; use --fresh to start over or another --seed"
+            f"study {name} exists with other settings: {'; '.join(changed)}; "
+            "use --fresh to start over or another --seed"
         )
 
 

@@ -84,8 +84,9 @@ def _check_retrieval(alpha: float, beta: float) -> None:
 class Association(nn.Module):
     """GSH: ``Z = entmax(β R W_Q W_Kᵀ Yᵀ) Y W_K W_V`` with H heads and an output projection.
 
-    β = 1/sqrt(head width). Keys are computed once and also give the values; with ``hopfield_values`` off ``V = Y W_V``. With ``mix_heads`` the (H, L) axes are flattened in that order, as in the authors' code, which spreads
-    heads over cells; otherwise heads are concatenated per cell (the paper).
+    β = 1/sqrt(head width). Keys are computed once and also give the values; with ``hopfield_values`` off ``V = Y W_V``.
+    With ``mix_heads`` the (H, L) axes are flattened in that order, as in the authors' code, which spreads heads over
+    cells; otherwise heads are concatenated per cell (the paper).
 
     Attributes:
         record: Set to take the share of non-zero weights at the next forward pass in evaluation mode.
