@@ -214,7 +214,7 @@ def _fit_number(series: pd.Series, numeric: str) -> NumericColumn | None:
     has_missing = len(finite) < len(values)
     if not len(finite) or (finite.min() == finite.max() and not has_missing):
         return None
-    median = float(np.median(finite))
+    median = float(np.median(finite / 2) * 2)  # the sum of two middle values near the float64 limit overflows
     if numeric == "raw":
         # float32 seconds since 1970 would be two minutes apart
         return NumericColumn(str(series.name), moment, median, float(finite.min()) if moment else 0.0, 1.0, has_missing)
