@@ -19,9 +19,8 @@ from bishop_ray.home import home
 from bishop_ray.models import MODELS
 
 if TYPE_CHECKING:
-    from bishop_ray.config import StudyConfig
+    from bishop_ray.config import StudyConfig, StudyResult
     from bishop_ray.tuning.cluster import Cluster
-    from bishop_ray.tuning.study import StudyResult
     from bishop_ray.tuning.suite import Failure
 
 T = TypeVar("T")
@@ -48,6 +47,8 @@ def listing(args: argparse.Namespace) -> str:
 
 
 def _columns(rows: list[tuple[str, ...]]) -> str:
+    if not rows:
+        return "none found"
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -204,45 +205,42 @@ def _announce(configs: list[StudyConfig]) -> None:
 
 def _conclude(results: list[StudyResult], failures: list[Failure], path: Path, output: str, uri: str) -> None:
     """Leaderboard, files, and how to use what was registered."""
-    import sys
-
-    from rich.console import Console
-
-    from bishop_ray.reports import as_table, leaderboard, to_csv, write_csv
-    from bishop_ray.tracking import public_uri
+    from bishop_ray.reports import leaderboard, render, to_csv, write_csv
     from bishop_ray.tracking.leaderboard import log_leaderboard
 
-    # A pipe has no width of its own: rows stay whole there.
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=True)
     if results:
         rows = leaderboard(results)
-        console.print(as_table(rows))
+        print(f"\n{render(rows)}\n")
         for target in (path, *([Path(output)] if output else [])):
             write_csv(target, rows)
         if len(results) > 1:
             log_leaderboard(uri, [r.parent_run for r in results], to_csv(rows))
         print(f"leaderboard: {output or path}")
+        if reused := [r.dataset for r in results if r.reused]:
+            print(f"finished before, nothing was trained: {', '.join(reused)} (--fresh starts over)")
     for failure in failures:
         print(f"failed: {failure.dataset} ({failure.model}): {failure.reason}")
     if results:
-        best = results[0]
-        print(
-            f"finished before: {', '.join(r.dataset for r in results if r.reused)}\n" * any(r.reused for r in results),
-            end="",
-        )
-        where = "" if uri == _default_uri() else f', tracking_uri="{public_uri(uri)}"'
-        print(f"\nregistered model: {best.registered} (version {best.version}, aliases champion and {best.model})")
-        print("load and use it:\n    import bishop_ray")
-        print(f'    model = bishop_ray.load("{best.registered}"{where})')
-        print("    model.predict(frame)  # a pandas DataFrame with the training columns, in any order")
-        print(f"compare runs:\n    mlflow ui --backend-store-uri {public_uri(uri)}" if uri.startswith("sqlite") else
-              f"compare runs: {public_uri(uri)}")  # fmt: skip
+        _show_use(results[-1], uri)
 
 
-def _default_uri() -> str:
-    from bishop_ray.tracking import tracking_uri
+def _show_use(result: StudyResult, uri: str) -> None:
+    """The lines that load and use a registered model, and the command that opens the MLflow UI."""
+    from bishop_ray.reports import score_words
+    from bishop_ray.tracking import public_uri, tracking_uri
 
-    return tracking_uri("")
+    shown = public_uri(uri)
+    where = "" if uri == tracking_uri("") else f', tracking_uri="{shown}"'
+    print(f"\ntest score of {result.dataset}: {score_words(result)}")
+    print(f"registered model: {result.registered} (version {result.version}, alias {result.model})")
+    print("load and use it, in any folder:")
+    print("    import bishop_ray")
+    print(f'    model = bishop_ray.load("{result.registered}"{where})')
+    print("    model.predict(frame)  # a pandas DataFrame with the training columns, in any order")
+    if uri.startswith("sqlite"):
+        print(f"compare runs:\n    mlflow ui --backend-store-uri {shown}")
+    else:
+        print(f"compare runs: {shown}")
 
 
 def _dry_run(args: argparse.Namespace, refs: list[DatasetRef], models: list[str], storage: Path) -> int:

@@ -147,3 +147,48 @@ class StudyConfig:
     def name(self) -> str:
         """Deterministic: the same command finds its study again."""
         return f"{self.ref.key}-{self.model}-s{self.seed}"
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study ended with, as shown in the leaderboard.
+
+    Attributes:
+        dataset: Key of the dataset.
+        model: Registry name.
+        metric: Selection metric.
+        trials: Trials by state, e.g. ``{"complete": 3, "pruned": 5}``.
+        best_trial: Number of the winner.
+        val_score: Its best validation score in the search.
+        test_mean: Test score of the winner, mean over the evaluation seeds.
+        test_std: Deviation over the seeds.
+        test_scores: Per seed.
+        linear: Test score of a linear model on the same rows.
+        mean: Test score of the constant prediction.
+        registered: Name of the registered model.
+        version: Its version.
+        seconds: Wall time of all runs of this study.
+        rows: Rows of train, validation, test.
+        params: The winner's parameters, flat.
+        parent_run: MLflow run of the study.
+        reused: The study was finished before.
+    """
+
+    dataset: str
+    model: str
+    metric: str
+    trials: dict[str, int]
+    best_trial: int
+    val_score: float
+    test_mean: float
+    test_std: float
+    test_scores: list[float]
+    linear: float
+    mean: float
+    registered: str
+    version: str
+    seconds: float
+    rows: list[int]
+    params: dict[str, Any]
+    parent_run: str
+    reused: bool = False

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bishop_ray.config import StudyResult
 from bishop_ray.training.metrics import display
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
-
-    from bishop_ray.tuning.study import StudyResult
 
 COLUMNS = (
     "dataset", "model", "metric", "validation", "test", "test_std", "linear", "mean", "trials", "early_stopped",
@@ -91,6 +90,23 @@ def as_table(rows: Sequence[dict[str, Any]]) -> RichTable:
             f"{row['registered']} v{row['version']}" if row["version"] else row["registered"],
         )
     return table
+
+
+def render(rows: Sequence[dict[str, Any]]) -> str:
+    """The leaderboard as plain text, each row on one line however narrow the terminal is."""
+    from rich.console import Console
+
+    console = Console(width=400, highlight=False, color_system=None)
+    with console.capture() as captured:
+        console.print(as_table(rows))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
+
+
+def score_words(result: StudyResult) -> str:
+    """The test score in words: ``auc 0.9934 ±0.0008 over 3 seeds``."""
+    seeds = len(result.test_scores)
+    spread = f" ±{result.test_std:.4f}" if seeds > 1 else ""
+    return f"{result.metric} {_number(display(result.metric, result.test_mean))}{spread} over {seeds} seed(s)"
 
 
 def _number(value: float) -> str:

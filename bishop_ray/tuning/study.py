@@ -7,7 +7,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import ray
@@ -16,7 +16,7 @@ from ray.tune import Tuner
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
 
-from bishop_ray.config import StudyConfig
+from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.errors import UnknownName
 from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import StudyTracker, environment, register_best
@@ -44,51 +44,6 @@ FINISH_SECONDS = 8.0
 
 class StudyFailed(Exception):
     """A study without a single usable trial; the message says why."""
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """What a study ended with, as shown in the leaderboard.
-
-    Attributes:
-        dataset: Key of the dataset.
-        model: Registry name.
-        metric: Selection metric.
-        trials: Trials by state, e.g. ``{"complete": 3, "pruned": 5}``.
-        best_trial: Number of the winner.
-        val_score: Its best validation score in the search.
-        test_mean: Test score of the winner, mean over the evaluation seeds.
-        test_std: Deviation over the seeds.
-        test_scores: Per seed.
-        linear: Test score of a linear model on the same rows.
-        mean: Test score of the constant prediction.
-        registered: Name of the registered model.
-        version: Its version.
-        seconds: Wall time of all runs of this study.
-        rows: Rows of train, validation, test.
-        params: The winner's parameters, flat.
-        parent_run: MLflow run of the study.
-        reused: The study was finished before.
-    """
-
-    dataset: str
-    model: str
-    metric: str
-    trials: dict[str, int]
-    best_trial: int
-    val_score: float
-    test_mean: float
-    test_std: float
-    test_scores: list[float]
-    linear: float
-    mean: float
-    registered: str
-    version: str
-    seconds: float
-    rows: list[int]
-    params: dict[str, Any]
-    parent_run: str
-    reused: bool = False
 
 
 class _Deadline(Stopper):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bishop_ray.config import StudyConfig
+from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.errors import UserError
 from bishop_ray.tuning.prepare import Loaded
 from bishop_ray.tuning.recorder import Progress
-from bishop_ray.tuning.study import StudyFailed, StudyResult, run_study
+from bishop_ray.tuning.study import StudyFailed, run_study
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,89 @@
+"""The dependency rule and the one-home rule, read from the imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ORDER = [
+    "errors", "home", "data", "config", "models", "predictor", "training", "reports", "tracking", "tuning", "screen",
+    "cli", "commands", "jobs",
+]  # fmt: skip
+HOMES = {
+    "openml": ("bishop_ray/data/sources.py",),
+    "torch": ("bishop_ray/models/", "bishop_ray/training/", "bishop_ray/predictor.py"),
+    "entmax": ("bishop_ray/models/bishop/",),
+    "ray": ("bishop_ray/training/worker.py", "bishop_ray/tuning/"),
+    "optuna": ("bishop_ray/tuning/",),
+    "mlflow": ("bishop_ray/tracking/",),
+    "argparse": ("bishop_ray/cli.py", "bishop_ray/commands.py", "jobs/"),
+    "pickle": (),
+    "cloudpickle": (),
+    "joblib": (),
+}
+
+
+def sources() -> list[Path]:
+    return [p for folder in ("bishop_ray", "jobs") for p in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def place(name: str) -> int | None:
+    part = name.split(".")[1] if name.startswith("bishop_ray.") else ""
+    return ORDER.index(part) if part in ORDER else None
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_rules(path: Path) -> None:
+    where = str(path.relative_to(ROOT))
+    own = "jobs" if where.startswith("jobs/") else path.relative_to(ROOT / "bishop_ray").parts[0].removesuffix(".py")
+    assert own == "__init__" or own in ORDER, f"{where} has no place in the order"
+    for name in imports(path):
+        target = place(name)
+        if own != "__init__" and target is not None:
+            assert target <= ORDER.index(own), f"{where} imports {name}, which stands to its right"
+        top = name.split(".")[0]
+        if top in HOMES:
+            assert any(where.startswith(home) for home in HOMES[top]), (
+                f"{where} imports {top}; its home is {HOMES[top]}"
+            )
+
+
+def test_models_and_loop_run_without_ray_and_mlflow() -> None:
+    code = (
+        "import sys, bishop_ray.training.loop, bishop_ray.models.bishop.model\n"
+        "bad = {m.split('.')[0] for m in sys.modules} & {'ray', 'mlflow', 'optuna', 'openml'}\n"
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("flag", ["--help", "--list-models", "--list-datasets", "--list-spaces", "--list-metrics"])
+def test_lists_import_nothing_heavy(flag: str) -> None:
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['jobs/tune.py', {flag!r}]\n"
+        "try:\n    runpy.run_path('jobs/tune.py', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "bad = {m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'mlflow', 'optuna', 'openml'}\n"
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "bishop" in result.stdout or flag in ("--list-datasets", "--list-metrics")
+    assert result.stdout.strip()

@@ -1,0 +1,128 @@
+"""Every YAML fits the code it sets, and a broken one is named by file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+
+from bishop_ray.config import TrialConfig
+from bishop_ray.data.table import TableSpec, TaskType
+from bishop_ray.errors import BadSearchSpace, UnknownName
+from bishop_ray.models import MODELS, create_model
+from bishop_ray.tuning.space import Range, find_space, flatten, load_space, named_spaces, space_names, unflatten
+
+SPEC = TableSpec(TaskType.BINARY, 3, (4, 5), 2)
+SPACES = [
+    (name, next(m for m in sorted(MODELS, key=len, reverse=True) if name.startswith(m))) for name in space_names()
+]
+
+
+def test_every_model_has_a_space() -> None:
+    assert set(MODELS) <= set(space_names())
+
+
+@pytest.mark.parametrize(("name", "model"), SPACES)
+def test_space_fits_the_model(name: str, model: str) -> None:
+    space = load_space(name, model)
+    assert space.source.startswith("#"), "the first line names the source"
+    assert space.searched
+    assert space.first, "the default configuration is the first trial"
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for point in space.first:
+        study.enqueue_trial(point)
+    for _ in range(len(space.first)):
+        trial = study.ask()
+        params = space.suggest(trial)
+        TrialConfig.from_params(model, params)
+    small = {**params["model"]}
+    for key in ("d_model", "d_ff"):  # a width of the paper's space would make this test slow
+        small[key] = min(small[key], 32)
+    create_model(model, SPEC, small)
+
+
+def test_first_points_are_tried_first_and_whole() -> None:
+    space = load_space("bishop", "bishop")
+    study = optuna.create_study()
+    for point in space.first:
+        study.enqueue_trial(point)
+    for point in space.first:
+        assert {k: v for k, v in flatten(space.suggest(study.ask())).items() if k in space.searched} == point
+
+
+def test_random_points_stay_inside(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "model: {n_pool: {int: [2, 6], step: 2}, dropout: {float: [0.0, 0.5]}}\n"
+        "train: {lr: {float: [1.0e-4, 1.0e-2], log: true}, batch_size: {choice: [16, 32]}, weight_decay: 0.5}\n"
+    )
+    space = load_space(str(path), "bishop")
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    seen = [flatten(space.suggest(study.ask())) for _ in range(60)]
+    assert {p["model.n_pool"] for p in seen} == {2, 4, 6}, "both ends are included"
+    assert all(1e-4 <= p["train.lr"] <= 1e-2 and 0 <= p["model.dropout"] <= 0.5 for p in seen)
+    assert {p["train.batch_size"] for p in seen} == {16, 32}
+    assert {p["train.weight_decay"] for p in seen} == {0.5}
+    below = sum(p["train.lr"] < 1e-3 for p in seen)
+    assert 15 <= below <= 45, "log: half of the draws lie below the geometric mean"
+
+
+def test_flatten_and_back() -> None:
+    params = {"model": {"a": 1}, "train": {"lr": 0.1}}
+    assert unflatten(flatten(params)) == params
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {d_modle: 4}", ["d_modle", "did you mean 'd_model'"]),
+        ("modell: {}", ["modell", "model"]),
+        ("model: {d_model: {int: [64, 8]}}", ["d_model", "low end above", "[64, 8]"]),
+        ("train: {lr: {float: [0.0, 1.0], log: true}}", ["lr", "> 0", "found 0"]),
+        ("train: {lr: {float: [0.1, 1.0], log: true, step: 0.1}}", ["lr", "log and step"]),
+        ("model: {d_model: {float: [8.0, 64.0]}}", ["d_model", "int", "8.0"]),
+        ("model: {d_model: {int: [8.5, 64]}}", ["d_model", "8.5"]),
+        ("model: {d_model: wide}", ["d_model", "int", "'wide'"]),
+        ("model: {d_model: true}", ["d_model", "int", "True"]),
+        ("model: {d_model: {choice: []}}", ["d_model", "choices"]),
+        ("model: {d_model: {choice: [8, x]}}", ["d_model", "'x'"]),
+        ("model: {d_model: {int: [8]}}", ["d_model", "[low, high]"]),
+        ("model: {d_model: {int: [8, 16], choice: [8]}}", ["d_model", "exactly one"]),
+        ("model: {d_model: {int: [8, 16], by: 2}}", ["by", "step"]),
+        ("train: {metric: auc}", ["metric"]),
+        ("model: [1, 2]", ["model", "mapping"]),
+        ("- 1", ["sections"]),
+        ("", ["sections"]),
+        ("model: {a: [", ["not valid YAML"]),
+        ("model: {d_model: !!python/object/apply:os.getcwd []}", ["YAML"]),
+        ("model: {d_model: {choice: [8, 16]}}\nfirst: [{model: {d_model: 9}}]", ["first[0]", "d_model", "9"]),
+        ("model: {d_model: {choice: [8, 16]}}\nfirst: [{model: {d_ff: 9}}]", ["first[0]", "d_ff"]),
+    ],
+)
+def test_bad_space_is_one_line_naming_file_and_key(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(BadSearchSpace) as caught:
+        load_space(str(path), "bishop")
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in ["mine.yaml", *words]:
+        assert word in message
+
+
+def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownName, match="did you mean 'bishop_small'"):
+        find_space("bishop_smal")
+    with pytest.raises(BadSearchSpace, match="no such file"):
+        find_space("nowhere.yaml")
+    with pytest.raises(UnknownName, match="did you mean 'bishop'"):
+        load_space("bishop", "bishup")
+
+
+def test_folder_of_the_user_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "search_spaces").mkdir()
+    (tmp_path / "search_spaces" / "bishop.yaml").write_text("model: {d_model: {choice: [8, 16]}}\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_space("bishop", "bishop").entries == {"model.d_model": Range("choice", (8, 16))}
+    assert "bishop_small" in named_spaces()
