@@ -1,13 +1,14 @@
 """What was fetched from an OpenML server, kept so that any number of processes can read it safely.
 
 The client's own cache is not safe when several processes fill it, and a failed call deletes parts of it. So a fetched
-table becomes one Parquet file with page checksums, moved into place in one step; readers need neither lock nor
-network nor the client. Fetching goes on under a file lock, one process per cache folder at a time.
+table becomes one Parquet file and a small JSON file with its digest, each moved into place in one step; readers need
+neither lock nor network nor the client. Fetching goes on under a file lock, one process per cache folder at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -68,23 +69,26 @@ class ServerCache:
         """The table of a task, or None when it is not there or damaged."""
         path = self.table_path(task_id)
         try:
-            table = pq.read_table(path, page_checksum_verification=True)
-            meta = json.loads(table.schema.metadata[b"bishop_ray"])
-            frame = table.to_pandas()
-            if meta["format"] != FORMAT or meta["rows"] != len(frame):
-                raise ValueError("other format or row count")
+            meta = json.loads(path.with_suffix(".json").read_text("utf-8"))
+            content = path.read_bytes()
+            if meta["format"] != FORMAT or meta["sha256"] != hashlib.sha256(content).hexdigest():
+                raise ValueError("other format or content")
+            name, target, task, categorical = meta["name"], meta["target"], TaskType(meta["task"]), meta["categorical"]
         except FileNotFoundError:
             return None
-        except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("cached table %s is damaged (%s): fetching it again", path, _one_line(error))
             return None
-        target = frame[meta["target"]]
-        features = frame.drop(columns=meta["target"])
-        return RawDataset(meta["name"], features, target, TaskType(meta["task"]), tuple(meta["categorical"]))
+        frame = pq.read_table(pa.BufferReader(content)).to_pandas()
+        return RawDataset(name, frame.drop(columns=target), frame[target], task, tuple(categorical))
 
     def write_table(self, task_id: str, raw: RawDataset) -> None:
-        """Stores the table of a task, in one step."""
+        """Stores the table of a task, then its description: a reader in between sees a damaged table and waits."""
         frame = raw.frame.assign(**{str(raw.target.name): raw.target})
+        path = self.table_path(task_id)
+        with self._replacing(path) as part:
+            pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), part, compression="zstd")
+            digest = hashlib.sha256(part.read_bytes()).hexdigest()
         meta = {
             "format": FORMAT,
             "name": raw.name,
@@ -92,11 +96,10 @@ class ServerCache:
             "task": raw.task.value,
             "categorical": list(raw.categorical),
             "rows": len(raw),
+            "sha256": digest,
         }
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"bishop_ray": json.dumps(meta)})
-        with self._replacing(self.table_path(task_id)) as part:
-            pq.write_table(table, part, compression="zstd", write_page_checksum=True)
+        with self._replacing(path.with_suffix(".json")) as part:
+            part.write_text(json.dumps(meta, indent=1), "utf-8")
 
     def read_suite(self, suite: int) -> dict[str, str] | None:
         """Task id -> dataset name of a suite, in the server's order, or None when it is not there or damaged."""
