@@ -90,19 +90,19 @@ class CategoryEmbedding(nn.Module):
 
     With ``share_div`` > 0 the last ``E // share_div`` positions are a learned vector of the column, the same for all
     its categories (TabTransformer's column embedding; the paper names the shared part first, its code puts it last).
-    ``share_div=0`` is plain `torch.nn.Embedding`.
+    ``share_div=0`` with ``std=1`` is plain `torch.nn.Embedding`.
 
     Args:
         cardinalities: Rows per column, code 0 (unknown or missing) counted.
         width: E.
         share_div: See above.
-        std: Standard deviation of the (truncated at two) normal start.
+        std: Standard deviation of the normal start, truncated at two deviations.
     """
 
     sizes: Tensor
     offsets: Tensor
 
-    def __init__(self, cardinalities: tuple[int, ...], width: int, share_div: int = 8, std: float = 1.0) -> None:
+    def __init__(self, cardinalities: tuple[int, ...], width: int, share_div: int = 8, std: float = 0.01) -> None:
         super().__init__()
         n_shared = width // share_div if share_div else 0
         self.register_buffer("sizes", torch.tensor(cardinalities), persistent=False)

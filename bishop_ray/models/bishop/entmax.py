@@ -47,7 +47,7 @@ def _solve(scores: Tensor, a: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     c = torch.zeros_like(top)
     for _ in range(_MAX_STEPS):
         p, w = _shares(shifted, c, a)
-        total = p.sum(dim, keepdim=True)
+        total = p.sum(dim, keepdim=True).clamp_(min=info.tiny)
         slope = w.sum(dim, keepdim=True).clamp_(min=info.tiny)
         step = -torch.expm1(-a * total.log()) * total / (a * slope)
         # Rounding alone moves c by a few units in the last place; a row of NaN compares False and stops nothing.
@@ -56,8 +56,8 @@ def _solve(scores: Tensor, a: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         c = torch.clamp(c - step, max=0.0).maximum(lower)
     else:
         p, w = _shares(shifted, c, a)
-        total = p.sum(dim, keepdim=True)
-    return p / total.clamp(min=info.tiny), w
+        total = p.sum(dim, keepdim=True).clamp_(min=info.tiny)
+    return p / total, w
 
 
 def _alpha_slope(p: Tensor, w: Tensor, a: Tensor) -> Tensor:

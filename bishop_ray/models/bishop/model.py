@@ -124,8 +124,9 @@ class BiSHop(Network):
         self.categories: CategoryEmbedding | None = None
         self.numbers: PiecewiseLinear | RepeatedNumber | None = None
         if self.spec.n_cat:
-            share_div = 8 if categorical == "column" else 0
-            self.categories = CategoryEmbedding(self.spec.cat_cardinalities, width, share_div)
+            # Starts: the authors' for column embeddings, PyTorch's for plain ones.
+            share_div, std = (8, 0.01) if categorical == "column" else (0, 1.0)
+            self.categories = CategoryEmbedding(self.spec.cat_cardinalities, width, share_div, std)
         if self.spec.n_num:
             piecewise = numeric == "piecewise"
             self.numbers = PiecewiseLinear(self.spec.n_num, width, extrapolate) if piecewise else RepeatedNumber(width)
