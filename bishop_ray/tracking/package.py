@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shutil
 import warnings
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,8 +49,7 @@ def save_pyfunc(
         inputs=Schema([ColSpec(anything, name, required=False) for name in columns]),
         params=ParamSchema([ParamSpec("proba", DataType.boolean, False)]),
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # advice on type hints and integer columns; the signature above is deliberate
+    with _quiet():  # advice on integer columns and type hints; the signature above is deliberate
         save_model(
             target,
             python_model=str(Path(__file__).with_name("serve_model.py")),
@@ -58,6 +60,19 @@ def save_pyfunc(
             input_example=example[columns].reset_index(drop=True),
             mlflow_model=Model(model_id=model_id, model_uuid=model_id, run_id=run_id),
         )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("mlflow")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _copy_package(target: Path) -> Path:
