@@ -112,7 +112,8 @@ class Poisoned(Mlp):
     def forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
         if self.training:
             self.seen.append(len(x_num))
-        wrong = len(self.seen) >= 5
+        # A gradient goes wrong once: every later one is fine, and the training must fail all the same.
+        wrong = len(self.seen) == 5 if self.kind == "gradient" else len(self.seen) >= 5
         joined = torch.cat([x_num, self.embed(x_cat[:, 0])], dim=1)
         hidden = self.first(joined).relu()
         if wrong and self.kind == "weight":
