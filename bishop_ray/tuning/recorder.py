@@ -16,13 +16,14 @@ from typing import Any, Protocol
 import optuna
 from optuna.trial import Trial, TrialState
 from ray.tune import Callback
+from ray.tune.schedulers import TrialScheduler
 
 from bishop_ray.config import Params
 from bishop_ray.training.metrics import display
 from bishop_ray.training.worker import FAILURE, STOP_REASON, release_group
+from bishop_ray.tuning.scheduler import SCORE, replay
 from bishop_ray.tuning.space import flatten
 
-SCORE = "best_val_score"
 EARLY_STOPPED = "early-stopped"
 
 
@@ -71,6 +72,7 @@ class StudyRecorder(Callback):
     Args:
         study: The Optuna study.
         asked: Trial number -> Optuna trial, filled by the searcher.
+        scheduler: Hears what an interrupted trial had reported before.
         tracker: The MLflow side.
         progress: Updated in place.
         listener: Called after each change.
@@ -81,6 +83,7 @@ class StudyRecorder(Callback):
         self,
         study: optuna.Study,
         asked: dict[int, Trial],
+        scheduler: TrialScheduler,
         tracker: TrialTracker,
         progress: Progress,
         listener: Callable[[Progress], None],
@@ -88,12 +91,13 @@ class StudyRecorder(Callback):
     ) -> None:
         self._study = study
         self._asked = asked
+        self._scheduler = scheduler
         self._tracker = tracker
         self._progress = progress
         self._listener = listener
         self._trains_remotely = trains_remotely
-        self._started: dict[int, float] = {}
-        self._seen = {t.number: max(t.intermediate_values, default=0) for t in study.get_trials(deepcopy=False)}
+        self._running: dict[int, float] = {}
+        self._past = {t.number: dict(t.intermediate_values) for t in study.get_trials(deepcopy=False)}
         self.stopping = EARLY_STOPPED
         """Why a trial that is stopped from now on is stopped."""
 
@@ -104,9 +108,10 @@ class StudyRecorder(Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial got its resources."""
         number = trial.config["number"]
-        if number in self._started:
+        if number in self._running:
             return
-        self._started[number] = time.monotonic()
+        self._running[number] = time.monotonic()
+        replay(self._scheduler, trial, self._past.get(number, {}))
         self._tracker.trial_started(number, flatten(trial.config["params"]))
         self._changed(f"trial {number} started", running=1)
 
@@ -117,9 +122,9 @@ class StudyRecorder(Callback):
         if FAILURE in result or SCORE not in result:
             return
         number, epoch = trial.config["number"], int(result["epoch"])
-        if epoch > self._seen.get(number, 0):
+        if epoch not in self._past.setdefault(number, {}):
             self._asked[number].report(float(result[SCORE]), epoch)
-            self._seen[number] = epoch
+            self._past[number][epoch] = float(result[SCORE])
         metrics = {k: float(v) for k, v in result.items() if is_metric(k, v)}
         self._tracker.trial_reported(number, epoch, metrics)
         self._progress.epochs += 1
@@ -146,7 +151,7 @@ class StudyRecorder(Callback):
         if self._trains_remotely:
             release_group(trial.trial_id)
         result = result or {}
-        seconds = time.monotonic() - self._started.get(number, time.monotonic())
+        seconds = time.monotonic() - self._running.pop(number, time.monotonic())
         asked = self._asked[number]
         asked.set_user_attr("reason", reason)
         asked.set_user_attr("seconds", round(seconds, 3))
@@ -160,6 +165,10 @@ class StudyRecorder(Callback):
         name = {"FINISHED": "complete", "KILLED": "pruned"}.get(status, "failed")
         words = f"trial {number} {name} ({reason})" + (f": {self._shown(result[SCORE])}" if SCORE in result else "")
         self._changed(words, **{"running": -1, name: 1})
+
+    def longest_running(self) -> float:
+        """Seconds since the oldest trial that still runs began, 0 if none does."""
+        return time.monotonic() - min(self._running.values(), default=time.monotonic())
 
     def _shown(self, score: float) -> str:
         return f"{display(self._progress.metric, score):.4f}"

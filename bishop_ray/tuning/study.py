@@ -13,18 +13,15 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune import Tuner
-from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
 
 from bishop_ray.config import StudyConfig, StudyResult
-from bishop_ray.errors import UnknownName
 from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import StudyTracker, environment, register_best
 from bishop_ray.training.worker import DRIVER_CPUS, TrialSettings, train_driver
 from bishop_ray.tuning.evaluate import Evaluation, final_evaluation
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare
 from bishop_ray.tuning.recorder import (
-    SCORE,
     Progress,
     StudyRecorder,
     best_of,
@@ -32,12 +29,11 @@ from bishop_ray.tuning.recorder import (
     params_of,
     trial_rows,
 )
+from bishop_ray.tuning.scheduler import make_scheduler
 from bishop_ray.tuning.searcher import StudySearcher
 from bishop_ray.tuning.space import SearchSpace, flatten, load_space
 from bishop_ray.tuning.store import OpenStudy, open_study, sampler_factory
 
-SCHEDULERS = ("asha", "none")
-REDUCTION = 3
 FINISH_SECONDS = 8.0
 """Kept of a time budget for loading, scoring and registering the winner."""
 
@@ -133,7 +129,8 @@ def _search(
         return
     searcher = StudySearcher(opened.study, space, config.trials, sampler_factory(config))
     remote = settings.through_ray_train
-    recorder = StudyRecorder(opened.study, searcher.asked, tracker, progress, listener, remote)
+    scheduler = make_scheduler(config, opened.study)
+    recorder = StudyRecorder(opened.study, searcher.asked, scheduler, tracker, progress, listener, remote)
     resources = {"cpu": DRIVER_CPUS} if remote else {"cpu": config.resources.cpus, "gpu": config.resources.gpus}
     stopper = _Deadline(lambda: _search_ends(config, opened, recorder, deadline)) if deadline else None
     attempt = f"tune-{uuid.uuid4().hex[:8]}"
@@ -142,7 +139,7 @@ def _search(
             tune.with_resources(tune.with_parameters(train_driver, settings=settings), resources),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
-                scheduler=_scheduler(config),
+                scheduler=scheduler,
                 num_samples=missing,
                 max_concurrent_trials=config.max_concurrent,
                 reuse_actors=True,
@@ -159,35 +156,15 @@ def _search(
 def _search_ends(config: StudyConfig, opened: OpenStudy, recorder: StudyRecorder, deadline: float) -> float:
     """The moment after which no trial may run: what the final evaluation of the best trial so far will need is kept."""
     best = best_of(opened.study)
-    longest = 0.0
     if best is not None:
         longest = float(opened.study.get_trials(deepcopy=False)[best[0]].user_attrs.get("seconds", 0.0))
+    else:
+        longest = recorder.longest_running()
     rounds = math.ceil(config.eval_seeds / config.max_concurrent)
     ends = deadline - FINISH_SECONDS - rounds * longest * 1.2
     if time.time() > ends:
         recorder.stopping = "time budget"
     return ends
-
-
-def _scheduler(config: StudyConfig) -> TrialScheduler:
-    """ASHA on the best validation score so far, by epoch (layout.md decision 1).
-
-    The first rung is at a tenth of the epochs (2 at least), so that a slow starter gets some time.
-    """
-    if config.scheduler not in SCHEDULERS:
-        raise UnknownName("scheduler", config.scheduler, SCHEDULERS)
-    if config.scheduler == "none":
-        return FIFOScheduler()
-    grace = min(config.max_epochs, max(2, math.ceil(config.max_epochs / 10)))
-    return AsyncHyperBandScheduler(
-        time_attr="epoch",
-        metric=SCORE,
-        mode="max",
-        # One more than the loop's own limit: a trial that uses all its epochs ends by itself and is complete.
-        max_t=config.max_epochs + 1,
-        grace_period=grace,
-        reduction_factor=REDUCTION,
-    )
 
 
 def _tracker(config: StudyConfig, space: SearchSpace, prepared: Prepared, opened: OpenStudy) -> StudyTracker:
