@@ -260,5 +260,5 @@ def test_activations_by_name() -> None:
     assert torch.equal(make_activation("softmax")(scores), scores.softmax(-1))
     assert [make_activation(n, 1.3).alpha for n in ("entmax_fixed", "sparsemax", "softmax")] == [1.3, 2.0, 1.0]
     assert isinstance(make_activation("softmax"), Softmax)
-    with pytest.raises(ValueError, match="activation must be one of entmax, .*found 'relu'"):
+    with pytest.raises(ValueError, match=r"activation must be one of entmax, .*found 'relu'"):
         make_activation("relu")

@@ -133,7 +133,9 @@ class CategoryEmbedding(nn.Module):
         elif bool(bad.any()):
             row, column = bad.nonzero()[0].tolist()
             found = int(codes[row, column])
-            raise IndexError(f"categorical column {column}: code must be < {int(self.sizes[column])}; found {found}")
+            raise IndexError(
+                f"categorical column {column}: code must be in [0, {int(self.sizes[column])}); found {found}"
+            )
 
 
 class RepeatedNumber(nn.Module):

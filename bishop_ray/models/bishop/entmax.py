@@ -123,7 +123,8 @@ def entmax(scores: Tensor, alpha: Tensor | float, dim: int = -1) -> Tensor:
         _check_alpha(alpha)
         alpha = torch.tensor(alpha, dtype=torch.float64)
     if scores.numel() == 0:
-        return scores * 1.0
+        # In the graph with zero gradients, so that workers with no rows still agree on which parameters have one.
+        return scores * alpha.to(scores)
     result: Tensor = _Entmax.apply(scores, alpha, dim)  # type: ignore[no-untyped-call]
     return result
 
