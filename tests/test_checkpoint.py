@@ -119,6 +119,24 @@ def test_truncated_or_strange_checkpoint_is_one_clear_line(tmp_path):
             fit(resume_from=tmp_path)
 
 
+def test_loaded_state_does_not_depend_on_the_file(tmp_path):
+    """Tensors that stay mapped to the file change, or kill the process, when a storage writes it in place."""
+    config = replace(CONFIG, max_epochs=6)
+    whole, _, _ = fit(config=config)
+    fit(config=config, stop_at=2, checkpoint_to=tmp_path)
+    path = tmp_path / FILE
+
+    class Eraser(Mlp):
+        def diagnostics(self) -> dict[str, float]:
+            path.write_bytes(bytes(path.stat().st_size))
+            return super().diagnostics()
+
+    network = Eraser(spec_of(TaskType.BINARY))
+    Eraser.__name__ = "Mlp"
+    fit(config=config, network=network, resume_from=tmp_path)
+    assert same_weights(whole, network)
+
+
 def test_checkpoint_is_safetensors_and_json_only(tmp_path):
     fit(checkpoint_to=tmp_path)
     data = (tmp_path / FILE).read_bytes()

@@ -114,7 +114,8 @@ def load_state(
         raise UserError(f"checkpoint {path}: expected format {FORMAT}; found {header['format']}")
     _check_identity(path, header["identity"], identity)
     device = next(network.parameters()).device
-    moved = {key: tensor.to(device) for key, tensor in tensors.items()}
+    # Copied: what was read is a mapping of the file, which the next save replaces.
+    moved = {key: tensor.to(device, copy=True) for key, tensor in tensors.items()}
     best = {key.removeprefix("best/"): tensor for key, tensor in moved.items() if key.startswith("best/")}
     weights = {key.removeprefix("weights/"): tensor for key, tensor in moved.items() if key.startswith("weights/")}
     try:
