@@ -110,7 +110,7 @@ def test_a_failed_upload_leaves_nothing(uri: str, register: Callable[..., Regist
     models = tmp_path / "mlartifacts" / "CC" / "models"
     models.rename(tmp_path / "kept")
     models.write_text("a file where the folder should be")
-    with pytest.raises(OSError, match="models"):
+    with pytest.raises(UserError, match=r"cannot be written to .*models"):
         register(1, 0.9)
     client = MlflowClient(uri)
     assert aliases(uri) == {"bishop": 1, "champion": 1}

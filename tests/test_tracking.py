@@ -384,6 +384,18 @@ def test_a_run_that_someone_deleted_is_counted_and_the_rest_goes_on(
     assert children(uri)["metrics.val_loss"].to_dict() == {1: 1.0}
 
 
+def test_an_artifact_store_that_cannot_be_written_holds_up_nothing(
+    uri: str, tracker_of: Callable[..., StudyTracker], tmp_path: Path
+) -> None:
+    (tmp_path / "mlartifacts").write_text("a file where the folder should be")
+    tracker = tracker_of(uri, texts={"search_space.yaml": "model: {}"})
+    tracker.trial_started(0, {"lr": 1})
+    tracker.trial_reported(0, 1, {"val_loss": 1.0})
+    assert tracker.close()
+    assert tracker.dropped == 1
+    assert children(uri)["metrics.val_loss"].to_dict() == {0: 1.0}
+
+
 def test_runs_of_an_unknown_experiment(uri: str, tracker_of: Callable[..., StudyTracker]) -> None:
     tracker_of(uri).close()
     with pytest.raises(UnknownName, match="did you mean 'CC'"):

@@ -1,4 +1,4 @@
-"""What surrounds work on the registry: time-outs, no unpickling, one at a time, names that MLflow takes."""
+"""What surrounds work with MLflow: time-outs, no unpickling, one at a time, names, kinds of failure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from collections.abc import Iterator
 
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import sqlite_path
+
+_REFUSED = {
+    "INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE",
+    "FEATURE_DISABLED",
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -61,3 +66,15 @@ def check_names(name: str, alias: str) -> None:
 def from_mlflow(error: Exception) -> bool:
     """Whether MLflow raised it, and not our own code."""
     return type(error).__module__.startswith("mlflow")
+
+
+def is_final(error: Exception) -> bool:
+    """Whether the same call would fail again, however long one waits."""
+    from mlflow.exceptions import MlflowException
+    from requests import HTTPError, RequestException
+
+    if isinstance(error, MlflowException):
+        return error.error_code in _REFUSED
+    if isinstance(error, HTTPError) and error.response is not None:  # of the artifact service
+        return 400 <= error.response.status_code < 500 and error.response.status_code not in (401, 408, 429)
+    return not isinstance(error, RequestException | ConnectionError | TimeoutError)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bishop_ray.errors import UserError
-from bishop_ray.tracking.address import tracking_uri
+from bishop_ray.tracking.address import public_uri, tracking_uri
 from bishop_ray.tracking.guards import check_names, from_mlflow, one_at_a_time, patient
 from bishop_ray.tracking.names import short_tags
 from bishop_ray.tracking.package import save_pyfunc
@@ -80,7 +80,7 @@ def register_best(
         tags: Further tags of the version.
 
     Raises:
-        UserError: A name or alias that MLflow does not accept, or a run that is not there.
+        UserError: A name or alias that MLflow does not accept, a run that is not there, a store that is not writable.
         SourceUnavailable: The server does not answer.
     """
     from bishop_ray.predictor import fingerprint
@@ -164,10 +164,13 @@ def _create_version(
         return client.create_model_version(
             name, source=model.artifact_location, run_id=run_id, tags=tags, model_id=model.model_id
         )
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(Exception):  # the first failure is the one to tell
             client.finalize_logged_model(model.model_id, "FAILED")
             client.delete_logged_model(model.model_id)
+        if isinstance(error, OSError) and error.strerror:
+            place = public_uri(str(model.artifact_location))
+            raise UserError(f"model {name!r}: its files cannot be written to {place}: {error.strerror}") from error
         raise
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from bishop_ray.tracking.guards import is_final
 from bishop_ray.tracking.names import finite_metrics, safe_key, short_tags, split_params
 from bishop_ray.tracking.store import experiment_id, open_client, quoted, reason, search_all
 
@@ -20,10 +21,6 @@ Event = dict[str, Any]
 PARENT = -1
 """Stands for the parent run where a trial number is expected."""
 
-_REFUSED = {
-    "INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE",
-    "FEATURE_DISABLED",
-}  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
@@ -229,16 +226,17 @@ class RunSink:
                 self._call(self.client.log_batch, run_id, metrics[start : start + 1000])
 
     def _call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Calls MLflow; what it refuses for good is counted and dropped, everything else is raised."""
-        from mlflow.exceptions import MlflowException
-
+        """Calls MLflow. What trying again cannot help is counted and dropped, or it would hold up all the rest:
+        a run deleted by someone, an artifact store that this machine cannot write to. Everything else is raised.
+        """
         try:
             function(*args)
-        except MlflowException as error:
-            if error.error_code not in _REFUSED:
+        except Exception as error:
+            if not is_final(error):
                 raise
             self.dropped += 1
-            _log.warning("MLflow refused %s: %s", getattr(function, "__name__", "a write"), reason(error))
+            name = getattr(function, "__name__", "a write")
+            _log.warning("MLflow %s failed for good and was skipped: %s", name, reason(error))
 
 
 def _table_json(rows: list[dict[str, Any]]) -> str:

@@ -42,7 +42,7 @@ class Spool:
         if not self.path.exists():
             return []
         events = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
             if not line.strip():
                 continue
             try:

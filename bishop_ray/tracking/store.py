@@ -137,7 +137,7 @@ def reason(error: BaseException) -> str:
     for words in known:
         if words.lower() in text.lower():
             return words.lower()
-    return str(getattr(error, "error_code", "") or type(error).__name__)
+    return str(getattr(error, "error_code", "") or getattr(error, "strerror", "") or type(error).__name__)
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str) -> str:

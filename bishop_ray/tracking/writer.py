@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bishop_ray.errors import UserError
-from bishop_ray.tracking.address import public_uri
+from bishop_ray.tracking.address import public_uri, tracking_uri
 from bishop_ray.tracking.names import flatten
 from bishop_ray.tracking.sink import PARENT, Event, RunSink
 from bishop_ray.tracking.spool import Spool
@@ -33,7 +33,7 @@ class StudyTracker:
     does not answer, events go to `spool_path` and are sent, in order, when it answers again.
 
     Args:
-        uri: A checked address (`check_tracking`).
+        uri: MLflow address, see `tracking_uri`; checked before (`check_tracking`), since nothing is raised here later.
         experiment: MLflow experiment.
         study_name: Name of the study and of its parent run.
         folder: The study's folder; the spool lies in it.
@@ -56,7 +56,7 @@ class StudyTracker:
         texts: Mapping[str, str] | None = None,
     ) -> None:
         self.spool_path = folder / "mlflow_spool.jsonl"
-        self._sink = RunSink(uri)
+        self._sink = RunSink(tracking_uri(uri))
         self._spool = Spool(self.spool_path)
         self._queue: queue.SimpleQueue[Event | _Signal] = queue.SimpleQueue()
         self._opened = threading.Event()
@@ -181,7 +181,11 @@ class StudyTracker:
         elif events:
             self._keep(events)
         if now or time.monotonic() >= self._retry_at:
-            waiting = self._spool.read()
+            try:
+                waiting = self._spool.read()
+            except OSError as error:
+                _log.warning("tracking spool %s cannot be read: %s", self.spool_path, error.strerror)
+                return
             if self._send(waiting):
                 self._spool.clear()
                 _log.info("MLflow answers again: %d waiting events sent", len(waiting))
