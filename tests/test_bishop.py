@@ -72,9 +72,9 @@ def build(spec: TableSpec = SPEC, seed: int = 0, **arguments: Any) -> tuple[BiSH
 def largest_differences(name: str) -> dict[str, float]:
     """Relative differences to one golden file, ``max|a - b| / max|b|`` per tensor.
 
-    Two kinds of gradient are smaller than the rounding of the authors' own float32 run allows to compare at 1e-5 (it is
-    up to 3e-4 away from a float64 run there, ours 5e-5): the gradient of a single α is a sum that almost cancels, so all
-    α of a network count as one tensor; and some projections get gradients that are 1e5 times smaller than others, so
+    Two kinds of gradient are smaller than the rounding of the authors' own float32 run resolves to 1e-5 (it is
+    up to 3e-4 away from a float64 run there, ours 5e-5). The gradient of a single α is a sum that almost cancels: all α
+    of a network count as one tensor. And some projections get gradients that are 1e5 times smaller than others:
     "gradients" measures no tensor on a scale below 1e-4 of the largest gradient. "unscaled" does without that floor,
     except for key biases of plain attention, whose gradient is zero but for rounding.
     """
