@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -292,9 +294,10 @@ def test_loss_falls_and_alpha_moves() -> None:
 
 def test_alpha_alone_is_kept_from_weight_decay() -> None:
     model, _, _ = build()
-    marked = [name for name, p in model.named_parameters() if getattr(p, "no_weight_decay", False)]
-    assert marked == [name for name, _ in model.named_parameters() if name.endswith("activation.raw")]
-    assert len(marked) == len(model.associations())
+    for network in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        marked = [name for name, p in network.named_parameters() if getattr(p, "no_weight_decay", False)]
+        assert marked == [name for name, _ in network.named_parameters() if name.endswith("activation.raw")]
+        assert len(marked) == len(network.associations())
 
 
 def test_diagnostics_name_every_association() -> None:

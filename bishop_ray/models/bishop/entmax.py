@@ -168,6 +168,11 @@ class LearnedEntmax(Activation):
         self.raw = nn.Parameter(torch.tensor(start))
         self.raw.no_weight_decay = True  # type: ignore[attr-defined]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Copies of parameters lose their attributes.
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.raw.no_weight_decay = True  # type: ignore[attr-defined]
+
     def value(self) -> Tensor:
         """α as a scalar tensor, differentiable."""
         if self.free:
