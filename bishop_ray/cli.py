@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
 
 def run(main: Callable[[], int]) -> NoReturn:
     """Ends the process with `main`'s exit code; a `UserError` is one line on standard error and exit code 2."""
-    signal.signal(signal.SIGTERM, _terminate)
+    catch_signals()
     try:
         code = main()
     except UserError as error:
@@ -44,6 +44,11 @@ def run(main: Callable[[], int]) -> NoReturn:
         code = EXIT_FAILED
     sys.stdout.flush()
     sys.exit(code)
+
+
+def catch_signals() -> None:
+    """Makes SIGTERM end a command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _terminate)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
@@ -79,6 +80,7 @@ def tune(args: argparse.Namespace) -> int:
     from bishop_ray.tuning.cluster import connect
 
     cluster = connect(args.ray_address)
+    cli.catch_signals()  # Ray has put its own handlers in place
     ready.result()
     configs = studies(args, refs, models, storage, uri, cluster)
     return _run(args, configs, storage, deadline, loaded)
@@ -110,8 +112,8 @@ def _run(args: argparse.Namespace, configs: list[StudyConfig], storage: Path, de
     _announce(configs)
     with make_screen(len(configs), deadline) as screen:
         results, failures = run_studies(configs, screen, deadline, loaded)
-    name = configs[0].ref.group if len(configs) > 1 else configs[0].ref.key
-    path = storage / "leaderboards" / f"{name or 'studies'}.csv"
+    name = configs[0].ref.experiment if len(configs) > 1 else configs[0].ref.key
+    path = storage / "leaderboards" / f"{name}.csv"
     _conclude(results, failures, path, args.output, configs[0].tracking_uri)
     return cli.EXIT_FAILED if failures else 0
 
@@ -280,6 +282,12 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     for name in ("mlflow", "alembic", "openml", "optuna", "ray"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # Our own notes (columns dropped, rows without target) belong to the output.
+    notes = logging.StreamHandler(sys.stdout)
+    notes.setFormatter(logging.Formatter("note: %(message)s"))
+    own = logging.getLogger("bishop_ray")
+    own.handlers, own.propagate = [notes], False
+    own.setLevel(logging.INFO)
 
 
 class _Background:

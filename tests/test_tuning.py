@@ -30,24 +30,8 @@ from bishop_ray.tuning.study import StudyFailed, run_study
 from bishop_ray.tuning.suite import run_studies
 from tests.fakes import make_table
 
-SPACE = """# tiny, for tests
-model:
-  d_embedding: 8
-  stride: 4
-  n_pool: 2
-  n_merge: 2
-  d_model: {choice: [8, 16]}
-  d_ff: 16
-  n_heads: 2
-  n_encoder_levels: 2
-  n_decoded: 4
-  dropout: {float: [0.0, 0.2]}
-train:
-  batch_size: 32
-  lr: {float: [1.0e-3, 1.0e-2], log: true}
-first:
-  - {model: {d_model: 16, dropout: 0.0}, train: {lr: 5.0e-3}}
-"""
+TINY = Path(__file__).with_name("tiny_space.yaml")
+SPACE = TINY.read_text("utf-8")
 
 
 @pytest.fixture(scope="module")

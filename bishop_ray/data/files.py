@@ -42,7 +42,9 @@ def read_frame(path: str | Path) -> pd.DataFrame:
         return _read_text(file)
     except (OSError, EOFError, UnicodeError, csv.Error, zlib.error, pyarrow.ArrowException) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, pd.errors.ParserWarning) as error:
+    except pd.errors.EmptyDataError:
+        raise BadTable(f"{path}: the file is empty; expected a header line and rows") from None
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         reason = str(error)
     raise BadTable(f"{path}: cannot be read: {' '.join(reason.split())}")
 

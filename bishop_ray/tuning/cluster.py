@@ -7,6 +7,8 @@ import math
 import os
 import warnings
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from bishop_ray.config import Resources
@@ -49,7 +51,7 @@ def connect(address: str = "") -> Cluster:
 
     target = address or os.environ.get("RAY_ADDRESS", "")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-    options["runtime_env"] = {"env_vars": {**QUIET, **TRAIN_ENVIRONMENT}}
+    options["runtime_env"] = {"env_vars": {**TRAIN_ENVIRONMENT, **_import_path()}}
     if not ray.is_initialized():
         try:
             if target:
@@ -62,6 +64,25 @@ def connect(address: str = "") -> Cluster:
     logging.getLogger("ray").setLevel(logging.ERROR)
     total = ray.cluster_resources()
     return Cluster(float(total.get("CPU", 0)), float(total.get("GPU", 0)))
+
+
+def _import_path() -> dict[str, str]:
+    """Lets workers import this package where it is not installed: from a clone that was started by path.
+
+    Inside a Ray job the job's own environment does that, on every node.
+    """
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or _installed():
+        return {}
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+def _installed() -> bool:
+    try:
+        metadata.version("bishop-ray")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def trial_resources(cluster: Cluster, cpus: float | None, gpus: float | None, workers: int) -> Resources:

@@ -10,7 +10,8 @@ from bishop_ray.config import StudyConfig
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.sources import load_dataset
 from bishop_ray.data.split import split_dataset
-from bishop_ray.data.table import RawDataset
+from bishop_ray.data.table import RawDataset, Split
+from bishop_ray.errors import BadTable
 from bishop_ray.models import model_class
 from bishop_ray.training.metrics import check_metric, default_metric
 from bishop_ray.training.worker import StudyData
@@ -58,7 +59,7 @@ def load(config: StudyConfig) -> Loaded:
     raw = load_dataset(config.ref)
     metric = config.metric or default_metric(raw.task, suite=config.ref.kind == "openml")
     check_metric(metric, raw.task)
-    parts = split_dataset(raw, config.seed, config.split.fractions, config.split.max_rows)
+    parts = _split(config, raw)
     rows = (len(parts.train), len(parts.validation), len(parts.test))
     return Loaded(replace(config, metric=metric), parts.train, parts.validation, raw.fingerprint(), rows)
 
@@ -83,4 +84,12 @@ def prepare(loaded: Loaded) -> Prepared:
 
 def open_test(config: StudyConfig) -> RawDataset:
     """The test rows; called once per study, after its search ended."""
-    return split_dataset(load_dataset(config.ref), config.seed, config.split.fractions, config.split.max_rows).test
+    return _split(config, load_dataset(config.ref)).test
+
+
+def _split(config: StudyConfig, raw: RawDataset) -> Split[RawDataset]:
+    try:
+        return split_dataset(raw, config.seed, config.split.fractions, config.split.max_rows)
+    except BadTable as error:
+        # The split knows the table's name only; a person looks for the file.
+        raise BadTable(f"{config.ref.locator}: {error}" if config.ref.kind == "file" else str(error)) from None

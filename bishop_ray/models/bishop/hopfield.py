@@ -113,16 +113,30 @@ class Association(nn.Module):
     def forward(self, query: Tensor, memory: Tensor) -> Tensor:
         """(..., L, D) queries, (..., S, D) memories -> (..., L, D); leading axes broadcast."""
         keys = self.key(memory)
-        values = self._heads(self.value(keys if self.options.hopfield_values else memory))
-        beta = 1.0 / math.sqrt(self.options.d_head)
-        weights = self.activation(self._heads(self.query(query) * beta) @ self._heads(keys).mT)  # (..., H, L, S)
+        values = self._heads(self.value(keys if self.options.hopfield_values else memory))  # (..., H, S, d)
+        if memory.shape[-2] == 1:
+            weights = self._single(query, memory)
+        else:
+            beta = 1.0 / math.sqrt(self.options.d_head)
+            weights = self.activation(self._heads(self.query(query) * beta) @ self._heads(keys).mT)  # (..., H, L, S)
         self._note(weights)
-        found = self.dropout(weights) @ values  # (..., H, L, d)
+        weights = self.dropout(weights)
+        found = weights * values if memory.shape[-2] == 1 else weights @ values  # (..., H, L, d)
         if not self.options.mix_heads:
             found = found.transpose(-2, -3)
         rows = found.reshape(*found.shape[:-3], query.shape[-2], self.options.d_heads)
         out: Tensor = self.output(rows)
         return out
+
+    def _single(self, query: Tensor, memory: Tensor) -> Tensor:
+        """(..., H, L, 1) ones: a lone memory has weight 1 whatever the scores, which need not be computed.
+
+        Parameters of the scores stay in the graph with zero gradients, for workers that compare gradients by parameter.
+        """
+        leading = torch.broadcast_shapes(query.shape[:-2], memory.shape[:-2])  # type: ignore[no-untyped-call]
+        unused = [*self.query.parameters(), *self.activation.parameters()]
+        zero = sum((0.0 * parameter.sum() for parameter in unused), start=memory.new_zeros(()))
+        return (1.0 + zero).expand(*leading, self.options.n_heads, query.shape[-2], 1)
 
     def _note(self, weights: Tensor) -> None:
         if self.record and not self.training and weights.numel():

@@ -1,0 +1,58 @@
+"""The README's commands parse, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bishop_ray import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL)
+LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/tune.py" in line])
+def test_tune_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    args = cli.tune_parser().parse_args(words[words.index("jobs/tune.py") + 1 :])
+    assert cli.one_source(args) in ("suite", "task", "table", "dataset")
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("make ")])
+def test_make_targets_exist(line: str) -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in line.split()[1:]:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_ci_runs_the_test_command_and_nothing_else() -> None:
+    commands = [
+        x for x in (ROOT / ".ci" / "run").read_text("utf-8").splitlines() if x and not x.startswith(("#", "set "))
+    ]
+    assert commands == ['cd "$(dirname "$0")/.."', "make test"]
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL))
+def test_python_blocks_compile(block: str) -> None:
+    compile(block, "README.md", "exec")
+
+
+def test_files_it_names_exist() -> None:
+    named = set(re.findall(r"`((?:bishop_ray|jobs|search_spaces)/[\w./]*)`", TEXT)) - {
+        "bishop_ray/models/x.py", "search_spaces/X.yaml", "search_spaces/x.yaml",
+    }  # fmt: skip
+    assert len(named) > 5
+    for name in named:
+        assert (ROOT / name).exists(), name
+
+
+def test_flags_it_names_exist() -> None:
+    flags = set(re.findall(r"`(--[a-z-]+)", TEXT))
+    known = {option for action in cli.tune_parser()._actions for option in action.option_strings}
+    assert flags
+    assert flags <= known | {"--working-dir"}, flags - known
