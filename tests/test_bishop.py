@@ -45,6 +45,7 @@ SMALL: dict[str, Any] = {
     "n_decoded": 6,
     "dropout": 0.0,
     "head_dropout": 0.0,
+    "mix_heads": False,
 }
 
 
@@ -129,7 +130,7 @@ def test_outputs_and_every_gradient_are_the_authors(name: str) -> None:
 # --- the paper's equations, cell by cell ---------------------------------------------------------------------------
 
 CASES: dict[str, dict[str, Any]] = {
-    "default": {},
+    "per cell": {},
     "no decoder": {"decoder": False},
     "no decoder, one level": {"decoder": False, "n_encoder_levels": 1},
     "no decoder, four levels": {"decoder": False, "n_encoder_levels": 4},

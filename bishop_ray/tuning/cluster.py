@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import warnings
 from dataclasses import dataclass
 from importlib import metadata
@@ -57,6 +58,7 @@ def connect(address: str = "") -> Cluster:
             if target:
                 ray.init(address=target, **options)
             else:
+                _own_token()
                 ray.init(address="local", include_dashboard=False, **options)
         except ConnectionError as error:
             reason = str(error).splitlines()[0]
@@ -64,6 +66,16 @@ def connect(address: str = "") -> Cluster:
     logging.getLogger("ray").setLevel(logging.ERROR)
     total = ray.cluster_resources()
     return Cluster(float(total.get("CPU", 0)), float(total.get("GPU", 0)))
+
+
+def _own_token() -> None:
+    """Gives the Ray of this process a token of its own.
+
+    Ray would write one to ``~/.ray/auth_token``, which changes how every later ``ray start`` of this user behaves.
+    """
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if "RAY_AUTH_MODE" not in os.environ and "RAY_AUTH_TOKEN" not in os.environ and not path.exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _import_path() -> dict[str, str]:

@@ -47,7 +47,8 @@ class BiSHop(Network):
         numeric_embedding: "piecewise" or "raw" (the number at every embedding position).
         module: "bishop" or "mlp" (every block is a cell-wise MLP).
         swap_directions: Features are cut into patches and embedding positions kept apart, instead of the reverse.
-        mix_heads: Heads are flattened before cells, as in the authors' code.
+        mix_heads: Heads are flattened before cells, as in the authors' code; off: concatenated per cell (the paper). On by
+            default because validation scores were higher so on most of eight real tables that were measured.
         extrapolate: The outer bins of the piecewise encoding go on beyond the training range.
         pool_query_projection: Prototypes pass a query projection (authors' code); off: the paper's GSHPooling.
         free_alpha: α itself is the parameter, not a function that stays in (1, 2].
@@ -81,7 +82,7 @@ class BiSHop(Network):
         numeric_embedding: str = "piecewise",
         module: str = "bishop",
         swap_directions: bool = False,
-        mix_heads: bool = False,
+        mix_heads: bool = True,
         extrapolate: bool = True,
         pool_query_projection: bool = True,
         free_alpha: bool = False,
