@@ -8,6 +8,7 @@ several workers or whole GPUs; a worker group costs 16-20 s to start, so small t
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -280,4 +281,5 @@ def evaluate_seed(settings: TrialSettings, number: int, params: Params, seed: in
         _fit_trainer(job, settings.data, checkpoint, run, predictor, deadline)
     else:
         train_here(job, ray.get(settings.data), checkpoint, lambda _: _overdue(deadline), predictor)
+    shutil.rmtree(checkpoint, ignore_errors=True)
     return str(predictor)

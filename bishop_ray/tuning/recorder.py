@@ -7,6 +7,7 @@ record that counts; MLflow gets the same facts through the tracker's queue.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from bishop_ray.config import Params
 from bishop_ray.training.metrics import display
-from bishop_ray.training.worker import FAILURE, STOP_REASON, release_group
+from bishop_ray.training.worker import FAILURE, STOP_REASON, TrialSettings, release_group, trial_folder
 from bishop_ray.tuning.scheduler import SCORE, replay
 from bishop_ray.tuning.space import flatten
 
@@ -76,7 +77,7 @@ class StudyRecorder(Callback):
         tracker: The MLflow side.
         progress: Updated in place.
         listener: Called after each change.
-        trains_remotely: Trials use Ray Train worker groups, to be released when a trial ends.
+        settings: What trials share: where they keep checkpoints, whether they use Ray Train worker groups.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class StudyRecorder(Callback):
         tracker: TrialTracker,
         progress: Progress,
         listener: Callable[[Progress], None],
-        trains_remotely: bool = False,
+        settings: TrialSettings,
     ) -> None:
         self._study = study
         self._asked = asked
@@ -95,7 +96,7 @@ class StudyRecorder(Callback):
         self._tracker = tracker
         self._progress = progress
         self._listener = listener
-        self._trains_remotely = trains_remotely
+        self._settings = settings
         self._running: dict[int, float] = {}
         self._past = {t.number: dict(t.intermediate_values) for t in study.get_trials(deepcopy=False)}
         self.stopping = EARLY_STOPPED
@@ -148,8 +149,10 @@ class StudyRecorder(Callback):
 
     def _end(self, trial: Any, state: TrialState, reason: str, result: dict[str, Any] | None = None) -> None:
         number = trial.config["number"]
-        if self._trains_remotely:
+        if self._settings.through_ray_train:
             release_group(trial.trial_id)
+        # A trial that ended is never resumed: 200 checkpoints would fill a disk.
+        shutil.rmtree(trial_folder(self._settings, number), ignore_errors=True)
         result = result or {}
         seconds = time.monotonic() - self._running.pop(number, time.monotonic())
         asked = self._asked[number]

@@ -20,7 +20,7 @@ from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tuning.space import SearchSpace
 
 SAMPLERS = ("tpe", "random", "gp")
-_FACTS, _ID, _RESULT = "facts", "id", "result"
+_FACTS, _ID, _RESULT, _OPENINGS = "facts", "id", "result", "test_openings"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ class OpenStudy:
         """What an earlier run of the same command ended with."""
         stored = self.study.user_attrs.get(_RESULT)
         return json.loads(stored) if stored else None
+
+    def count_test_opening(self) -> int:
+        """Counts, before it happens, that the test split is opened: once, unless a finished study is extended."""
+        count = int(self.study.user_attrs.get(_OPENINGS, 0)) + 1
+        self.study.set_user_attr(_OPENINGS, count)
+        return count
 
     def save_result(self, result: dict[str, Any]) -> None:
         """Marks the study as finished."""

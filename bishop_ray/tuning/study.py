@@ -102,8 +102,9 @@ def run_study(
         progress.last = f"final evaluation of trial {best[0]} with {config.eval_seeds} seed(s)"
         listener(progress)
         params = params_of(opened.study, best[0])
+        openings = opened.count_test_opening()
         final = final_evaluation(config, settings, prepared, best[0], params, deadline)
-        result = _finish(config, prepared, opened, tracker, best, final, started)
+        result = _finish(config, prepared, opened, tracker, best, final, started, openings)
         status = "FINISHED"
         return result
     except Exception:
@@ -130,7 +131,7 @@ def _search(
     searcher = StudySearcher(opened.study, space, config.trials, sampler_factory(config))
     remote = settings.through_ray_train
     scheduler = make_scheduler(config, opened.study)
-    recorder = StudyRecorder(opened.study, searcher.asked, scheduler, tracker, progress, listener, remote)
+    recorder = StudyRecorder(opened.study, searcher.asked, scheduler, tracker, progress, listener, settings)
     resources = {"cpu": DRIVER_CPUS} if remote else {"cpu": config.resources.cpus, "gpu": config.resources.gpus}
     stopper = _Deadline(lambda: _search_ends(config, opened, recorder, deadline)) if deadline else None
     attempt = f"tune-{uuid.uuid4().hex[:8]}"
@@ -149,8 +150,9 @@ def _search(
             ),
         ).fit()
     finally:
-        # Tune's own state is never read back: the study is the record.
+        # Tune's and Train's own state is never read back: the study is the record.
         shutil.rmtree(opened.folder / attempt, ignore_errors=True)
+        shutil.rmtree(opened.folder / "train", ignore_errors=True)
 
 
 def _search_ends(config: StudyConfig, opened: OpenStudy, recorder: StudyRecorder, deadline: float) -> float:
@@ -222,6 +224,7 @@ def _finish(
     best: tuple[int, float],
     final: Evaluation,
     started: float,
+    openings: int,
 ) -> StudyResult:
     """Registers the winner, then writes the result to the tracker and the study."""
     scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
@@ -262,7 +265,11 @@ def _finish(
     )
     tracker.log_final(
         {**scores, "best_val_score": best[1], **{f"trials_{k}": float(v) for k, v in result.trials.items()}},
-        tags={"best_trial": str(best[0]), "registered_model": f"{model.name} v{model.version}"},
+        tags={
+            "best_trial": str(best[0]),
+            "registered_model": f"{model.name} v{model.version}",
+            "test_openings": str(openings),
+        },
         texts={"leaderboard.csv": to_csv(leaderboard([result]))},
         tables={"leaderboard.json": trial_rows(opened.study)},
     )
