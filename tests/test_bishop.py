@@ -281,7 +281,7 @@ def test_loss_falls_and_alpha_moves() -> None:
     before = {name: a.activation.alpha for name, a in model.associations().items()}
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
-    for _ in range(40):
+    for _ in range(90):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x_num, x_cat)[:, 0], y)
         loss.backward()
@@ -291,6 +291,11 @@ def test_loss_falls_and_alpha_moves() -> None:
     after = {name: a.activation.alpha for name, a in model.associations().items()}
     assert all(before[name] != after[name] for name in before)
     assert all(1.0 < a <= 2.0 for a in after.values())
+
+
+def test_categories_start_on_the_scale_of_positions() -> None:
+    model, _, _ = build(TableSpec(TaskType.REGRESSION, 0, (30,) * 9, 1))
+    assert 0.5 < model.categories.weight.std() / model.patches.position.std() < 1.5
 
 
 def test_alpha_alone_is_kept_from_weight_decay() -> None:

@@ -47,8 +47,8 @@ class BiSHop(Network):
         numeric_embedding: "piecewise" or "raw" (the number at every embedding position).
         module: "bishop" or "mlp" (every block is a cell-wise MLP).
         swap_directions: Features are cut into patches and embedding positions kept apart, instead of the reverse.
-        mix_heads: Heads are flattened before cells, as in the authors' code; off: concatenated per cell (the paper). On by
-            default because validation scores were higher so on most of eight real tables that were measured.
+        mix_heads: Heads are flattened before cells, as in the authors' code; off: concatenated per cell (the paper).
+            On because validation scores were higher so on most of eight measured tables.
         extrapolate: The outer bins of the piecewise encoding go on beyond the training range.
         pool_query_projection: Prototypes pass a query projection (authors' code); off: the paper's GSHPooling.
         free_alpha: α itself is the parameter, not a function that stays in (1, 2].
@@ -125,9 +125,8 @@ class BiSHop(Network):
         self.categories: CategoryEmbedding | None = None
         self.numbers: PiecewiseLinear | RepeatedNumber | None = None
         if self.spec.n_cat:
-            # Starts: the authors' for column embeddings, PyTorch's for plain ones.
-            share_div, std = (8, 0.01) if categorical == "column" else (0, 1.0)
-            self.categories = CategoryEmbedding(self.spec.cat_cardinalities, width, share_div, std)
+            share_div = 8 if categorical == "column" else 0
+            self.categories = CategoryEmbedding(self.spec.cat_cardinalities, width, share_div)
         if self.spec.n_num:
             piecewise = numeric == "piecewise"
             self.numbers = PiecewiseLinear(self.spec.n_num, width, extrapolate) if piecewise else RepeatedNumber(width)
