@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,7 @@ def test_formats_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", "", "cannot be read: No columns"),
+        ("t.csv", "", "the file is empty"),
         ("t.csv", "a,y\n", "expected rows; found none"),
         ("t.csv", "y\n1\n2\n", "expected a feature column beside the target 'y'; found none"),
         ("t.csv", "a,a,y\n1,2,3\n", "column 'a' comes 2 times; expected unique names"),
@@ -363,3 +364,14 @@ def test_more_classes_than_rows() -> None:
 def test_seed_below_zero() -> None:
     with pytest.raises(UserError, match="the seed must be >= 0; found -1"):
         split_dataset(make_table(), -1)
+
+
+@pytest.mark.parametrize(("rows", "rare"), [(100, 5), (300, 4), (10, 5), (40, 3), (60, 1), (60, 2)])
+def test_a_rare_class_is_in_every_part_that_it_can_fill(rows: int, rare: int) -> None:
+    raw = make_table("binary", rows=rows)
+    target = pd.Series(["yes"] * rare + ["no"] * (rows - rare), name="target")
+    parts = split_dataset(replace(raw, target=target), seed=0)
+    counts = [int((part.target == "yes").sum()) for part in (parts.train, parts.validation, parts.test)]
+    assert sum(counts) == rare
+    assert sum(count > 0 for count in counts) == min(rare, 3)
+    assert counts[0] > 0

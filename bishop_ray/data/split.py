@@ -77,7 +77,8 @@ def split_indices(
     """Row positions of the three parts, each in ascending order.
 
     Classification is stratified, by largest remainders: the parts have the exact sizes, every class its share within
-    one row. A class too rare for its share keeps at least one row in train, so it can be missing elsewhere.
+    one row. A class of three rows or more has at least one in each part, as far as the parts' sizes allow; a rarer one
+    has at least one in train.
 
     Args:
         raw: The whole table, R rows.
@@ -107,8 +108,8 @@ def split_indices(
             f"test {max(sizes[2], 0)}; expected at least 1 in each"
         )
     _check_classes(raw, len(groups), sizes[0])
-    train = _apportion(kept, sizes[0])
-    validation = _apportion(kept - train, sizes[1], at_least=0)
+    train = _apportion(kept, sizes[0], leave=2)
+    validation = _apportion(kept - train, sizes[1], leave=1)
     bounds = [np.cumsum([t, v, k - t - v]) for t, v, k in zip(train, validation, kept, strict=True)]
     parts = [[group[a:b] for group, (a, b) in zip(groups, edges, strict=True)] for edges in _edges(bounds)]
     return Split(*(np.sort(np.concatenate(part)) for part in parts))
@@ -128,17 +129,21 @@ def _groups(raw: RawDataset, order: NDArray[np.int64]) -> list[NDArray[np.int64]
     return [order[shuffled == code] for code in range(len(uniques))]
 
 
-def _apportion(counts: NDArray[np.int64], total: int, at_least: int = 1) -> NDArray[np.int64]:
+def _apportion(counts: NDArray[np.int64], total: int, leave: int = 0) -> NDArray[np.int64]:
     """`total` rows divided over groups in proportion to `counts` (largest remainder), never more than a group has.
 
-    With `at_least` = 1 every group that has a row keeps one: taken from the group that is best off.
+    Every group gets a row and keeps `leave` for the parts that follow, where there are enough: the row is taken from
+    the group that is best off.
     """
     exact = counts * (total / max(int(counts.sum()), 1))
-    floor: NDArray[np.int64] = np.minimum(np.floor(exact).astype(np.int64), counts)
-    given: NDArray[np.int64] = np.maximum(floor, np.minimum(counts, at_least))
+    one = np.minimum(counts, 1 if np.count_nonzero(counts) <= total else 0)
+    most = np.maximum(counts - leave, one)
+    if most.sum() < total:
+        most = counts
+    given: NDArray[np.int64] = np.clip(np.floor(exact).astype(np.int64), one, most)
     by_remainder = np.argsort(-(exact - given), kind="stable")
     while (missing := total - int(given.sum())) > 0:
-        open_groups = by_remainder[given[by_remainder] < counts[by_remainder]][:missing]
+        open_groups = by_remainder[given[by_remainder] < most[by_remainder]][:missing]
         given[open_groups] += 1
     while given.sum() > total:
         given[np.argmax(given)] -= 1
