@@ -53,6 +53,11 @@ class TrainConfig:
                 raise ValueError(f"{name} must be >= 1; found {getattr(self, name)}")
         if not self.lr > 0:
             raise ValueError(f"lr must be > 0; found {self.lr}")
+        for name in ("weight_decay", "clip_norm", "plateau_patience", "plateau_eps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0; found {getattr(self, name)}")
+        if not 0 < self.plateau_factor < 1:
+            raise ValueError(f"plateau_factor must lie between 0 and 1; found {self.plateau_factor}")
         if self.optimizer not in ("adam", "adamw"):
             raise ValueError(f"optimizer must be 'adam' or 'adamw'; found {self.optimizer!r}")
 
@@ -117,6 +122,7 @@ class StudyConfig:
         max_concurrent: Trials at a time.
         storage: Folder shared by all nodes.
         tracking_uri: MLflow address.
+        time_budget: Seconds for the whole command, 0 for no limit; kept as a fact of the run.
         fresh: Start over although the study exists.
     """
 
@@ -136,12 +142,15 @@ class StudyConfig:
     max_concurrent: int = 1
     storage: str = ""
     tracking_uri: str = ""
+    time_budget: float = 0.0
     fresh: bool = False
 
     def __post_init__(self) -> None:
         for name, flag in (("trials", "--trials"), ("max_epochs", "--max-epochs"), ("eval_seeds", "--eval-seeds")):
             if getattr(self, name) < 1:
                 raise UserError(f"{flag} must be >= 1; found {getattr(self, name)}")
+        if self.trainer == "inprocess" and self.resources.workers > 1:
+            raise UserError(f"--trainer inprocess has one worker; found --workers-per-trial {self.resources.workers}")
 
     @property
     def name(self) -> str:
@@ -171,6 +180,7 @@ class StudyResult:
         rows: Rows of train, validation, test.
         params: The winner's parameters, flat.
         parent_run: MLflow run of the study.
+        champion: Whether the version is the champion of its name.
         reused: The study was finished before.
     """
 
@@ -191,4 +201,5 @@ class StudyResult:
     rows: list[int]
     params: dict[str, Any]
     parent_run: str
+    champion: bool = True
     reused: bool = False

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 import optuna
 import pytest
+import torch
+import yaml
 
-from bishop_ray.config import TrialConfig
+from bishop_ray.config import TrainConfig, TrialConfig
 from bishop_ray.data.table import TableSpec, TaskType
 from bishop_ray.errors import BadSearchSpace, UnknownName
 from bishop_ray.models import MODELS, create_model
-from bishop_ray.tuning.space import Range, find_space, flatten, load_space, named_spaces, space_names, unflatten
+from bishop_ray.models.base import Network
+from bishop_ray.models.bishop import BiSHop
+from bishop_ray.tuning.ranges import Range
+from bishop_ray.tuning.space import find_space, flatten, load_space, named_spaces, space_names, unflatten
 
 SPEC = TableSpec(TaskType.BINARY, 3, (4, 5), 2)
 SPACES = [
@@ -90,7 +97,6 @@ def test_flatten_and_back() -> None:
         ("model: {d_model: {int: [8]}}", ["d_model", "[low, high]"]),
         ("model: {d_model: {int: [8, 16], choice: [8]}}", ["d_model", "exactly one"]),
         ("model: {d_model: {int: [8, 16], by: 2}}", ["by", "step"]),
-        ("train: {metric: auc}", ["metric"]),
         ("model: [1, 2]", ["model", "mapping"]),
         ("- 1", ["sections"]),
         ("", ["sections"]),
@@ -98,6 +104,41 @@ def test_flatten_and_back() -> None:
         ("model: {d_model: !!python/object/apply:os.getcwd []}", ["YAML"]),
         ("model: {d_model: {choice: [8, 16]}}\nfirst: [{model: {d_model: 9}}]", ["first[0]", "d_model", "9"]),
         ("model: {d_model: {choice: [8, 16]}}\nfirst: [{model: {d_ff: 9}}]", ["first[0]", "d_ff"]),
+        ("model: {d_model: {choice: [8, 16]}}\nfirst: 5", ["first", "list", "5"]),
+        ("model: {d_model: {choice: [8, 16]}}\nfirst: [5]", ["first[0]", "mapping", "5"]),
+        ("model: {d_model: {int: [8, 16]}}\nfirst: [{model: {d_model: 17}}]", ["first[0]", "d_model", "17"]),
+        ("model: {d_model: 8}\nfirst: [{model: {d_model: 16}}]", ["first[0]", "d_model", "constant", "8", "16"]),
+        ("model: {decoder: true}\nfirst: [{model: {decoder: 1}}]", ["first[0]", "decoder", "constant", "1"]),
+        ("model: {d_model: {choice: [8]}}\nfirst: [{train: {max_epochs: 3}}]", ["train.max_epochs", "--max-epochs"]),
+        ("train: {max_epochs: {int: [3, 9]}}", ["train.max_epochs", "--max-epochs"]),
+        ("train: {metric: auc}", ["train.metric", "--metric"]),
+        ("train: {seed: 1}", ["train.seed", "--seed"]),
+        ("model: {\0: 1}", ["YAML"]),
+        ("model: {dropout: {float: [.nan, 1]}}", ["model.dropout", "finite", "nan"]),
+        ("train: {lr: {float: [1.0e-3, .inf]}}", ["train.lr", "finite", "inf"]),
+        ("train: {lr: {float: [0.1, 1.0], step: .nan}}", ["train.lr", "step", "nan"]),
+        ("train: {lr: .nan}", ["train.lr", "finite", "nan"]),
+        ("train: {lr: {choice: [0.1, .inf]}}", ["train.lr", "finite", "inf"]),
+        ("model: {d_model: null}", ["model.d_model", "int", "None"]),
+        ("model: {d_model: {choice: [8, null]}}", ["model.d_model", "int", "None"]),
+        ("model: {activation: relu}", ["activation", "'sparsemax'", "'relu'"]),
+        ("model: {activation: {choice: [entmax, relu]}}", ["model.activation", "'sparsemax'", "'relu'"]),
+        ("model: {compat: 5}", ["compat", "'authors'", "5"]),
+        ("model: {d_model: {int: [0, 8]}, n_heads: 1}", ["d_model", ">= 1", "found 0"]),
+        ("model: {dropout: {float: [0.0, 1.0]}}", ["model.dropout", "[0, 1)", "1.0"]),
+        ("model: {d_model: {choice: [4, 64]}, n_heads: 8}", ["n_heads", "d_model (4)", "8"]),
+        ("model: {d_model: {choice: [64, 4]}, n_heads: 8}", ["model.d_model", "d_model (4)", "8"]),
+        ("train: {lr: -1.0}", ["lr", "> 0", "-1.0"]),
+        ("train: {lr: {float: [0.0, 1.0]}}", ["train.lr", "> 0", "0.0"]),
+        ("train: {optimizer: sgd}", ["optimizer", "'adamw'", "'sgd'"]),
+        ("train: {batch_size: {choice: [32, 0]}}", ["train.batch_size", ">= 1", "0"]),
+        ("train: {weight_decay: -0.1}", ["weight_decay", ">= 0", "-0.1"]),
+        ("train: {plateau_factor: 1.0}", ["plateau_factor", "between 0 and 1", "1.0"]),
+        (
+            "model: {d_model: {int: [4, 64]}, n_heads: {int: [2, 6]}}\n"
+            "first: [{model: {d_model: 64}}, {model: {d_model: 4, n_heads: 6}}]",
+            ["first[1]", "n_heads", "6"],
+        ),
     ],
 )
 def test_bad_space_is_one_line_naming_file_and_key(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -109,6 +150,65 @@ def test_bad_space_is_one_line_naming_file_and_key(tmp_path: Path, text: str, wo
     assert "\n" not in message
     for word in ["mine.yaml", *words]:
         assert word in message
+
+
+def test_what_is_no_text_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("# Größe\nmodel: {d_model: 8}\n".encode("latin-1"))
+    with pytest.raises(BadSearchSpace, match=r"mine\.yaml: expected UTF-8 text"):
+        load_space(str(path), "bishop")
+
+
+def test_unusual_but_right(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "model: {head_max_width: null, compat: {choice: [null, authors]}, d_model: {choice: [2, 8]}, n_heads: 2}\n"
+        "train: {lr: {float: [1, 2]}}\n"
+        "first: [{model: {d_model: 8, n_heads: 2, compat: null}, train: {lr: 1}}]\n"
+    )
+    space = load_space(str(path), "bishop")
+    assert space.first == ({"model.compat": None, "model.d_model": 8, "train.lr": 1},), "an equal constant may be named"
+    assert space.entries["model.head_max_width"] is None
+    path.write_text("model: {d_model: {choice: [2, 8]}, n_heads: {choice: [1, 2]}}\nfirst:\n")
+    assert load_space(str(path), "bishop").first == (), "the default n_heads, 4, is not in the space and not asked for"
+
+
+@pytest.mark.parametrize("section", ["model", "train"])
+def test_every_argument_of_the_code_may_be_set_to_its_default(section: str, tmp_path: Path) -> None:
+    defaults = BiSHop.__init__.__kwdefaults__
+    if section == "train":
+        defaults = {k: v for k, v in asdict(TrainConfig()).items() if k not in ("max_epochs", "metric", "seed")}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({section: defaults}))
+    assert load_space(str(path), "bishop").entries == {f"{section}.{k}": v for k, v in defaults.items()}
+
+
+class Plain(Network):
+    """A network without a check of its own."""
+
+    def __init__(self, spec: TableSpec, *, width: int = 4) -> None:
+        super().__init__()
+        if width % 2:
+            raise ValueError(f"width must be even; found {width}")
+        self.layer = torch.nn.Linear(width, width)
+        Plain.device = self.layer.weight.device.type
+
+    def forward(self, x_num: torch.Tensor, x_cat: torch.Tensor) -> torch.Tensor:
+        return self.layer(x_num)
+
+
+def test_a_network_is_checked_without_weights() -> None:
+    Plain.check(width=1 << 20)  # 4 TiB
+    assert Plain.device == "meta"
+    with pytest.raises(ValueError, match="width must be even; found 3"):
+        Plain.check(width=3)
+
+
+def test_reading_a_space_is_fast() -> None:
+    load_space("bishop", "bishop")
+    started = time.process_time()
+    load_space("bishop", "bishop")
+    assert time.process_time() - started < 0.5
 
 
 def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bishop_ray.data.table import Table, TableSpec
+from bishop_ray.data.table import Table, TableSpec, TaskType
 
 NumericKind = Literal["normal", "raw"]
 Array = NDArray[np.float32]
+_SMALL = TableSpec(TaskType.BINARY, 2, (3,), 2)
 
 
 class Network(nn.Module, ABC):
@@ -30,6 +31,19 @@ class Network(nn.Module, ABC):
     """How the Preprocessor hands over numbers: standardised, or as they are."""
 
     spec: TableSpec
+
+    @classmethod
+    def check(cls, **hparams: Any) -> None:
+        """Nothing, if the constructor takes these hyperparameters; weights are not allocated.
+
+        Override it where the arguments can be checked without building anything: search spaces ask for every value.
+
+        Raises:
+            ValueError: As the constructor does.
+        """
+        build: Any = cls
+        with torch.device("meta"):
+            build(_SMALL, **hparams)
 
     @abstractmethod
     def forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
@@ -71,6 +85,12 @@ class Estimator(ABC):
     numeric: ClassVar[NumericKind] = "raw"
 
     spec: TableSpec
+
+    @classmethod
+    def check(cls, **hparams: Any) -> None:
+        """Nothing, if the constructor takes these hyperparameters; else its ValueError."""
+        build: Any = cls
+        build(_SMALL, **hparams)
 
     @abstractmethod
     def fit(self, train: Table, val: Table, on_round: Callable[[int, float], bool]) -> None:

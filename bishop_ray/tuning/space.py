@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,43 +19,14 @@ import yaml
 from bishop_ray.config import Params, TrainConfig
 from bishop_ray.errors import BadSearchSpace, UnknownName
 from bishop_ray.models import MODELS, model_class
+from bishop_ray.tuning.ranges import Default, Range, check_type, known, parse_entry, same
 
 if TYPE_CHECKING:
     import optuna
 
 SECTIONS = ("model", "train")
-_OPTIONS = {"int": {"step", "log"}, "float": {"step", "log"}, "choice": set()}
-
-
-@dataclass(frozen=True)
-class Range:
-    """One searched hyperparameter.
-
-    Attributes:
-        kind: "int", "float" or "choice".
-        values: (low, high), both included, or the choices.
-        log: Sample on a logarithmic scale.
-        step: Distance of the grid from `low`, or None.
-    """
-
-    kind: str
-    values: tuple[Any, ...]
-    log: bool = False
-    step: float | None = None
-
-    def suggest(self, trial: optuna.Trial, name: str) -> Any:
-        """The trial's value of this parameter."""
-        if self.kind == "choice":
-            return trial.suggest_categorical(name, list(self.values))
-        low, high = self.values
-        if self.kind == "int":
-            return trial.suggest_int(name, low, high, step=int(self.step or 1), log=self.log)
-        return trial.suggest_float(name, low, high, step=self.step, log=self.log)
-
-    def __str__(self) -> str:
-        if self.kind == "choice":
-            return "{" + ", ".join(map(str, self.values)) + "}"
-        return f"{'log ' if self.log else ''}[{self.values[0]:g}, {self.values[1]:g}]"
+FLAGS = {"max_epochs": "--max-epochs", "metric": "--metric", "seed": "--seed"}
+"""Fields of `TrainConfig` that belong to the study: the flags that set them."""
 
 
 @dataclass(frozen=True)
@@ -146,37 +118,59 @@ def load_space(name: str, model: str) -> SearchSpace:
     if model not in MODELS:
         raise UnknownName("model", model, MODELS)
     path = find_space(name)
-    text = path.read_text("utf-8")
+    text, content = _read(path)
+    known(path, "section", content, {*SECTIONS, "first"})
+    defaults = _defaults(model)
+    entries: dict[str, Any] = {}
+    for section in SECTIONS:
+        for key, value in _mapping(path, section, content.get(section, {})).items():
+            _settable(path, f"key of {section!r}", section, key, defaults)
+            name = f"{section}.{key}"
+            entries[name] = parse_entry(path, name, value, defaults[name])
+    points = content.get("first")
+    if not isinstance(points, list | None):
+        raise BadSearchSpace(f"{path}: first must be a list of points; found {points!r}")
+    first = tuple(_first(path, f"first[{i}]", point, entries, defaults) for i, point in enumerate(points or []))
+    space = SearchSpace(path.stem, model, entries, first, text)
+    _check_values(path, space, defaults)
+    return space
+
+
+def _read(path: Path) -> tuple[str, dict[Any, Any]]:
+    """Text and content of a file."""
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadSearchSpace(f"{path}: expected UTF-8 text; byte {error.start} is none") from None
+    except OSError as error:
+        raise BadSearchSpace(f"{path}: {error.strerror}") from None
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise BadSearchSpace(f"{path}{line}: not valid YAML ({getattr(error, 'problem', error)})") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise BadSearchSpace(f"{path}{line}: not valid YAML ({problem})") from None
     if not isinstance(content, dict) or not content:
         raise BadSearchSpace(f"{path}: expected the sections {', '.join(SECTIONS)}; found {type(content).__name__}")
-    _known(path, "section", content, {*SECTIONS, "first"})
-    defaults = _defaults(model)
-    entries: dict[str, Any] = {}
-    for section in SECTIONS:
-        for key, value in _mapping(path, section, content.get(section, {})).items():
-            _known(path, f"key of {section!r}", [key], {k.partition(".")[2] for k in defaults if k.startswith(section)})
-            entries[f"{section}.{key}"] = _entry(path, f"{section}.{key}", value, defaults[f"{section}.{key}"])
-    first = tuple(_first(path, i, point, entries, defaults) for i, point in enumerate(content.get("first") or []))
-    return SearchSpace(path.stem, model, entries, first, text)
+    return text, content
 
 
-def _defaults(model: str) -> dict[str, Any]:
+def _defaults(model: str) -> dict[str, Default]:
     """Flat name -> default of everything a space may set."""
-    signature = inspect.signature(model_class(model).__init__)
-    result = {f"model.{n}": p.default for n, p in signature.parameters.items() if n not in ("self", "spec")}
-    return result | {f"train.{f.name}": f.default for f in fields(TrainConfig) if f.name not in ("metric", "seed")}
+    signature = inspect.signature(model_class(model).__init__).parameters.values()
+    arguments = {f"model.{p.name}": Default.of(p.default, p.annotation) for p in signature}
+    del arguments["model.self"], arguments["model.spec"]
+    return arguments | {
+        f"train.{f.name}": Default.of(f.default, f.type) for f in fields(TrainConfig) if f.name not in FLAGS
+    }
 
 
-def _known(path: Path, kind: str, names: Any, known: set[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise BadSearchSpace(f"{path}: {UnknownName(kind, str(name), known)}")
+def _settable(path: Path, kind: str, section: str, key: Any, names: Iterable[str]) -> None:
+    """Refuses keys that no space may set."""
+    if section == "train" and key in FLAGS:
+        raise BadSearchSpace(f"{path}: train.{key} is no part of a search space; {FLAGS[key]} sets it")
+    known(path, kind, [key], [name.partition(".")[2] for name in names if name.startswith(f"{section}.")])
 
 
 def _mapping(path: Path, key: str, value: Any) -> dict[str, Any]:
@@ -185,73 +179,50 @@ def _mapping(path: Path, key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _entry(path: Path, name: str, value: Any, default: Any) -> Any:
-    """A `Range`, or the constant itself, after all checks."""
-    if not isinstance(value, dict):
-        _fits(path, name, value, default)
-        return value
-    kinds = [kind for kind in _OPTIONS if kind in value]
-    if len(kinds) != 1:
-        raise BadSearchSpace(f"{path}: {name} must have exactly one of int, float, choice; found {sorted(value)}")
-    kind = kinds[0]
-    _known(path, f"option of {name}", value.keys() - {kind}, _OPTIONS[kind])
-    values = value[kind]
-    if not isinstance(values, list) or not values or (kind != "choice" and len(values) != 2):
-        raise BadSearchSpace(
-            f"{path}: {name} must list {'choices' if kind == 'choice' else '[low, high]'}; found {values!r}"
-        )
-    if kind == "choice":
-        for choice in values:
-            _fits(path, name, choice, default)
-        return Range(kind, tuple(values))
-    return _numeric(path, name, kind, value, default)
-
-
-def _numeric(path: Path, name: str, kind: str, value: dict[str, Any], default: Any) -> Range:
-    low, high = value[kind]
-    log, step = value.get("log", False), value.get("step")
-    wanted = int if kind == "int" else (int, float)
-    for end in (low, high):
-        if isinstance(end, bool) or not isinstance(end, wanted):
-            raise BadSearchSpace(f"{path}: {name} is {kind}, so its ends must be numbers of that kind; found {end!r}")
-    if kind == "float":
-        low, high = float(low), float(high)
-    _fits(path, name, low, default)
-    if low > high:
-        raise BadSearchSpace(f"{path}: {name} has its low end above its high end; found [{low:g}, {high:g}]")
-    if not isinstance(log, bool) or (step is not None and (isinstance(step, bool) or not isinstance(step, wanted))):
-        raise BadSearchSpace(f"{path}: {name}: log must be true or false and step a number; found {value!r}")
-    if log and step is not None:
-        raise BadSearchSpace(f"{path}: {name} has both log and step; at most one is possible")
-    if log and low <= 0:
-        raise BadSearchSpace(f"{path}: {name} is log, so its low end must be > 0; found {low:g}")
-    if step is not None and step <= 0:
-        raise BadSearchSpace(f"{path}: {name}: step must be > 0; found {step:g}")
-    return Range(kind, (low, high), log, step)
-
-
-def _fits(path: Path, name: str, value: Any, default: Any) -> None:
-    """The value has the type of the signature's default (an int passes for a float, None defaults take anything)."""
-    if default is inspect.Parameter.empty or default is None or value is None:
-        return
-    expected: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
-    if not isinstance(value, expected) or isinstance(value, bool) != isinstance(default, bool):
-        raise BadSearchSpace(f"{path}: {name} must be {type(default).__name__}; found {value!r}")
-
-
-def _first(path: Path, index: int, point: Any, entries: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """A complete flat point: what is not given takes the signature's default."""
-    where = f"first[{index}]"
+def _first(path: Path, where: str, point: Any, entries: dict[str, Any], defaults: dict[str, Default]) -> dict[str, Any]:
+    """A complete flat point of the searched names: what is not given takes the signature's default."""
     given: dict[str, Any] = {}
     for section, values in _mapping(path, where, point).items():
-        _known(path, f"section of {where}", [section], set(SECTIONS))
+        known(path, f"section of {where}", [section], SECTIONS)
         for key, value in _mapping(path, f"{where}.{section}", values).items():
-            _known(path, f"key of {where}", [f"{section}.{key}"], set(entries))
+            _settable(path, f"key of {where}.{section}", section, key, entries)
             given[f"{section}.{key}"] = value
-    full = {name: given.get(name, defaults[name]) for name, value in entries.items() if isinstance(value, Range)}
-    for name, value in full.items():
-        _fits(path, f"{where} {name}", value, defaults[name])
-        entry = entries[name]
-        if entry.kind == "choice" and value not in entry.values:
-            raise BadSearchSpace(f"{path}: {where} {name} must be one of {list(entry.values)}; found {value!r}")
+    full: dict[str, Any] = {}
+    for name, entry in entries.items():
+        value = given.get(name, defaults[name].value)
+        if isinstance(entry, Range):
+            full[name] = value
+            check_type(path, f"{where} {name}", value, defaults[name])
+            if not entry.holds(value):
+                raise BadSearchSpace(f"{path}: {where} {name} must be one of {entry}; found {value!r}")
+        elif name in given and not same(value, entry):
+            raise BadSearchSpace(f"{path}: {where} {name} is a constant of this space, {entry!r}; found {value!r}")
     return full
+
+
+def _check_values(path: Path, space: SearchSpace, defaults: dict[str, Default]) -> None:
+    """Builds what the space can suggest: every first point, then each end and choice with the rest at the first point.
+
+    Raises:
+        BadSearchSpace: The model or `TrainConfig` refuses a value.
+    """
+    constants = {name: entry for name, entry in space.entries.items() if not isinstance(entry, Range)}
+    start = {
+        name: defaults[name].value if entry.holds(defaults[name].value) else entry.values[0]
+        for name, entry in space.searched.items()
+    }
+    points = [constants | point for point in space.first or (start,)]
+    for index, point in enumerate(points):
+        _build(path, space.model, f"first[{index}] " if space.first else "", point)
+    for name, entry in space.searched.items():
+        for value in entry.values:
+            _build(path, space.model, f"{name}: ", points[0] | {name: value})
+
+
+def _build(path: Path, model: str, what: str, flat: dict[str, Any]) -> None:
+    params = unflatten(flat)
+    for section, build in (("train", TrainConfig), ("model", model_class(model).check)):
+        try:
+            build(**params[section])
+        except ValueError as error:
+            raise BadSearchSpace(f"{path}: {what or section + ': '}{error}") from None

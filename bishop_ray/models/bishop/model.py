@@ -121,6 +121,11 @@ class BiSHop(Network):
             self.decoder = LinearReadout(self.encoder.n_patches, d_model, n_out_patches * stride)
         self.head = _head(n_axis * n_out_patches * stride, spec.n_out, head_dropout, head_max_width)
 
+    @classmethod
+    def check(cls, **hparams: Any) -> None:
+        """Nothing, if the constructor takes these hyperparameters; see `Network.check`."""
+        check_arguments({**(cls.__init__.__kwdefaults__ or {}), **hparams})
+
     def _build_embeddings(self, width: int, categorical: str, numeric: str, extrapolate: bool) -> None:
         self.categories: CategoryEmbedding | None = None
         self.numbers: PiecewiseLinear | RepeatedNumber | None = None
