@@ -6,6 +6,7 @@ Nothing heavy is imported here: ``--help`` and the lists answer at once.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import signal
@@ -58,30 +59,36 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 
 def positive_int(text: str) -> int:
     """A whole number >= 1."""
-    if not text.strip().isdigit() or int(text) < 1:
+    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1; found {text!r}")
     return int(text)
 
 
 def positive_float(text: str) -> float:
     """A number > 0."""
+    return _number(text, "> 0", lambda value: value > 0)
+
+
+def _number(text: str, wanted: str, fits: Callable[[float], bool]) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number > 0; found {text!r}")
+        value = math.nan
+    if not math.isfinite(value) or not fits(value):
+        raise argparse.ArgumentTypeError(f"expected a number {wanted}; found {text!r}")
     return value
 
 
 def non_negative_float(text: str) -> float:
     """A number >= 0."""
-    return 0.0 if text.strip() in ("0", "0.0") else positive_float(text)
+    return _number(text, ">= 0", lambda value: value >= 0)
 
 
 def non_negative_int(text: str) -> int:
     """A whole number >= 0."""
-    return 0 if text.strip() == "0" else positive_int(text)
+    if not re.fullmatch(r"[0-9]+", text.strip()):
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 0; found {text!r}")
+    return int(text)
 
 
 def duration(text: str) -> float:
@@ -213,8 +220,11 @@ def known(kind: str, names: list[str], registry: Any) -> list[str]:
 
     Raises:
         UnknownName: One is not.
+        UserError: None is left.
     """
     split = [part for name in names for part in name.split(",") if part]
+    if not split:
+        raise UserError(f"--{kind}s: expected at least one of {', '.join(registry)}; found {' '.join(names)!r}")
     for name in split:
         if name not in registry:
             raise UnknownName(kind, name, registry)
