@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from bishop_ray.reports import clock
+from bishop_ray.listing import trials_words
+from bishop_ray.reports import clock, leaderboard, render, score_words, to_csv, write_csv
+from bishop_ray.tracking import public_uri
+from bishop_ray.tracking.leaderboard import log_leaderboard
 from bishop_ray.training.metrics import display
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bishop_ray.config import StudyConfig
+    from bishop_ray.config import StudyConfig, StudyResult
     from bishop_ray.tuning.recorder import Progress
+    from bishop_ray.tuning.suite import Failure
 
 
 class Screen(Protocol):
@@ -113,3 +120,59 @@ class LiveScreen:
 
 def _left(deadline: float) -> str:
     return f", {clock(max(0.0, deadline - time.time()))} left" if deadline else ""
+
+
+def announce(configs: Sequence[StudyConfig], own_space: bool) -> None:
+    """Says what is about to run."""
+    first = configs[0]
+    small = " (no GPU: the small space, not the paper's)" if first.space.endswith("_small") and not own_space else ""
+    gpus = f", {first.resources.gpus:g} GPU" if first.resources.gpus else ""
+    print(
+        f"{len(configs)} stud{'y' if len(configs) == 1 else 'ies'}, {trials_words(first)} each, up to "
+        f"{first.max_epochs} epochs; search space {first.space}{small}; {first.max_concurrent} at a time with "
+        f"{first.resources.cpus:g} CPU{gpus} per worker",
+        flush=True,
+    )
+
+
+def conclude(results: Sequence[StudyResult], failures: Sequence[Failure], path: Path, output: str, uri: str) -> None:
+    """Prints leaderboard, failures and how to use what was registered; writes the CSV files and MLflow's copy."""
+    if results:
+        rows = leaderboard(results)
+        print(f"\n{render(rows)}\n")
+        for target in (path, *([Path(output)] if output else [])):
+            write_csv(target, rows)
+        print(f"leaderboard: {output or path}")
+        if reused := [r.dataset for r in results if r.reused]:
+            print(f"finished before, nothing was trained: {', '.join(reused)} (--fresh starts over)")
+    for failure in failures:
+        print(f"failed: {failure.dataset} ({failure.model}): {failure.reason}")
+    if results:
+        _show_use(results[-1], uri)
+    sys.stdout.flush()
+    if len(results) > 1:
+        log_leaderboard(uri, [r.parent_run for r in results], to_csv(rows))
+
+
+def _show_use(result: StudyResult, uri: str) -> None:
+    """The lines that load and use a registered model, and the command that opens the MLflow UI."""
+    shown = public_uri(uri)
+    at_home = uri == f"sqlite:///{Path('~/bishop_ray').expanduser()}/mlflow.db"
+    arguments = [f'"{result.registered}"']
+    if not result.champion:
+        arguments.append(f'"{result.version}"')
+    if not at_home:
+        arguments.append(f'tracking_uri="{shown}"')
+    title = "also champion" if result.champion else "an earlier version stays champion: its validation score is better"
+    print(f"\ntest score of {result.dataset}: {score_words(result)}")
+    print(f"registered model: {result.registered} (version {result.version}, alias {result.model}; {title})")
+    print("load and use it, in any folder:")
+    print("    import bishop_ray")
+    print(f"    model = bishop_ray.load({', '.join(arguments)})")
+    print("    model.predict(frame)  # a pandas DataFrame with the training columns, in any order")
+    folder = Path(sys.executable).parent
+    command = "mlflow" if str(folder) in os.environ.get("PATH", "").split(os.pathsep) else str(folder / "mlflow")
+    if uri.startswith("sqlite"):
+        print(f"compare runs:\n    {command} ui --backend-store-uri {shown}")
+    else:
+        print(f"compare runs: {shown}")

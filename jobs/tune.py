@@ -12,13 +12,13 @@ from pathlib import Path
 # `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, commands
+from bishop_ray import cli, commands, listing
 
 
 def main() -> int:
     """Parses, then makes one library call."""
     args = cli.tune_parser().parse_args()
-    if text := commands.listing(args):
+    if text := listing.listing(args):
         print(text)
         return 0
     return commands.tune(args)

@@ -6,14 +6,16 @@ Importing this package does not import mlflow; the functions do, when called.
 from __future__ import annotations
 
 from bishop_ray.tracking.address import public_uri, tracking_uri
+from bishop_ray.tracking.closing import settle
 from bishop_ray.tracking.environment import environment
 from bishop_ray.tracking.loading import load_best
 from bishop_ray.tracking.registry import RegisteredModel, register_best
-from bishop_ray.tracking.spool import replay_spool
+from bishop_ray.tracking.spool import SPOOL, replay_spool
 from bishop_ray.tracking.store import check_tracking, runs_frame
 from bishop_ray.tracking.writer import StudyTracker
 
 __all__ = [
+    "SPOOL",
     "RegisteredModel",
     "StudyTracker",
     "check_tracking",
@@ -23,5 +25,6 @@ __all__ = [
     "register_best",
     "replay_spool",
     "runs_frame",
+    "settle",
     "tracking_uri",
 ]

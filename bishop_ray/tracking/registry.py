@@ -56,15 +56,17 @@ def register_best(
     run_id: str,
     uri: str = "",
     study_id: str = "",
+    data_key: str = "",
     metric: str = "",
     metrics: Mapping[str, float] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> RegisteredModel:
     """Registers a study's winner under `name` and moves the aliases, last of all.
 
-    The alias of the model's name moves to the new version; `champion` moves when there is none or when `val_score` is
-    greater than the present champion's under the same metric. Registering the same predictor of the same study again
-    makes no second version. When anything fails, no alias has moved and nothing half-written is left.
+    The alias of the model's name moves to the new version; `champion` moves when there is none, when `val_score` is
+    greater than the present champion's under the same metric, or when that one was trained on other data. Registering
+    the same predictor of the same study again makes no second version. When anything fails, no alias has moved and
+    nothing half-written is left.
 
     Args:
         predictor: The fitted predictor.
@@ -75,6 +77,7 @@ def register_best(
         run_id: The study's parent run.
         uri: MLflow address, see `tracking_uri`.
         study_id: The study's identity, for "the same study".
+        data_key: Says which data and split the score was taken on; scores of different ones are not compared.
         metric: Name of the selection metric.
         metrics: Further numbers (test scores), kept as tags of the version.
         tags: Further tags of the version.
@@ -93,7 +96,12 @@ def register_best(
         folder = predictor.save(Path(scratch) / "predictor")
         identity = {"bishop.study_id": study_id or run_id, "bishop.fingerprint": fingerprint(folder)}
         numbers = {key: repr(float(value)) for key, value in (metrics or {}).items()}
-        facts = {"bishop.model": predictor.model_name, "bishop.metric": metric, "val_score": repr(float(val_score))}
+        facts = {
+            "bishop.model": predictor.model_name,
+            "bishop.metric": metric,
+            "bishop.data": data_key,
+            "val_score": repr(float(val_score)),
+        }
         all_tags = short_tags({**numbers, **(tags or {}), **facts, **identity})
         try:
             client = open_client(uri)
@@ -197,5 +205,10 @@ def _compare(new: ModelVersion, champion: ModelVersion) -> str:
         scores = [float(version.tags["val_score"]) for version in (new, champion)]
     except (KeyError, ValueError):
         return f"no: version {champion.version} has no readable val_score"
+    data = [version.tags.get("bishop.data", "") for version in (new, champion)]
+    if data[0] != data[1]:
+        return (
+            f"yes: version {champion.version} was trained on other data or another split; its score says nothing here"
+        )
     better = scores[0] > scores[1]
     return f"{'yes' if better else 'no'}: {scores[0]:.6g} against {scores[1]:.6g} of version {champion.version}"

@@ -13,6 +13,8 @@ from bishop_ray.tracking.sink import RunSink
 from bishop_ray.tracking.store import as_user_error
 
 _log = logging.getLogger(__name__)
+SPOOL = "mlflow_spool.jsonl"
+"""Its name in the folder of a study."""
 
 
 class Spool:

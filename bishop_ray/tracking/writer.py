@@ -14,7 +14,7 @@ from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import public_uri, tracking_uri
 from bishop_ray.tracking.names import flatten
 from bishop_ray.tracking.sink import PARENT, Event, RunSink
-from bishop_ray.tracking.spool import Spool
+from bishop_ray.tracking.spool import SPOOL, Spool
 from bishop_ray.tracking.store import reason
 
 FINISHED, KILLED, FAILED = "FINISHED", "KILLED", "FAILED"
@@ -55,7 +55,7 @@ class StudyTracker:
         tags: Mapping[str, str] | None = None,
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        self.spool_path = folder / "mlflow_spool.jsonl"
+        self.spool_path = folder / SPOOL
         self._sink = RunSink(tracking_uri(uri))
         self._spool = Spool(self.spool_path)
         self._queue: queue.SimpleQueue[Event | _Signal] = queue.SimpleQueue()

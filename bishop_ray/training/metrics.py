@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn import metrics as sk
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable, UnknownName, UserError
@@ -49,12 +48,14 @@ def auc(y: Classes, probabilities: Floats) -> float:
     Raises:
         BadTable: Fewer than two classes among the rows, so that no curve exists.
     """
+    from sklearn.metrics import roc_auc_score
+
     present = np.unique(y)
     if len(present) < 2:
         raise BadTable(f"auc needs rows of at least two classes; found {len(y)} rows of {len(present)} class(es)")
     if probabilities.shape[1] == 2:
-        return float(sk.roc_auc_score(y == 1, probabilities[:, 1]))
-    return float(np.mean([sk.roc_auc_score(y == k, probabilities[:, k]) for k in present]))
+        return float(roc_auc_score(y == 1, probabilities[:, 1]))
+    return float(np.mean([roc_auc_score(y == k, probabilities[:, k]) for k in present]))
 
 
 def accuracy(y: Classes, labels: Classes) -> float:
@@ -72,8 +73,10 @@ def f1(y: Classes, probabilities: Floats) -> float:
 
     The mean is over the classes present in `y` or predicted; a class without precision or recall counts 0.
     """
+    from sklearn.metrics import f1_score
+
     labels = [1] if probabilities.shape[1] == 2 else None
-    return float(sk.f1_score(y, probabilities.argmax(axis=1), labels=labels, average="macro", zero_division=0.0))
+    return float(f1_score(y, probabilities.argmax(axis=1), labels=labels, average="macro", zero_division=0.0))
 
 
 def log_loss(y: Classes, probabilities: Floats) -> float:

@@ -7,11 +7,12 @@ several workers or whole GPUs; a worker group costs 16-20 s to start, so small t
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,15 @@ class TrialSettings:
             self.model, params, self.resources, metric=self.metric, max_epochs=self.max_epochs, seed=self.seed
         )
 
+    def all_params(self, params: Params) -> dict[str, Any]:
+        """Everything that decides a training, defaults included, as ``model.NAME`` and ``train.NAME``."""
+        from bishop_ray.models import model_class
+
+        signature = inspect.signature(model_class(self.model).__init__).parameters
+        model = {n: p.default for n, p in signature.items() if n not in ("self", "spec")} | params["model"]
+        train = asdict(self.trial(params).train)
+        return {f"model.{n}": v for n, v in model.items()} | {f"train.{n}": v for n, v in train.items()}
+
 
 def trial_folder(settings: TrialSettings, number: int) -> Path:
     """Where trial `number` keeps its checkpoint."""
@@ -132,7 +142,10 @@ def train_driver(config: dict[str, Any], settings: TrialSettings) -> None:
 
 
 def _reported(result: EpochResult) -> dict[str, Any]:
-    return {**result.metrics(), "epoch": result.epoch, STOP_REASON: result.stop_reason}
+    import torch.distributed as dist
+
+    workers = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+    return {**result.metrics(), "workers": workers, "epoch": result.epoch, STOP_REASON: result.stop_reason}
 
 
 def train_here(
@@ -163,7 +176,7 @@ def train_here(
     torch.manual_seed(job.train.seed)
     model = create_model(job.model, data.spec, job.params["model"])
     assert isinstance(model, Network)  # estimators arrive with the baselines
-    fit_network(
+    fitted = fit_network(
         model,
         data.train,
         data.validation,
@@ -175,7 +188,7 @@ def train_here(
         target_scale=data.target_scale,
     )
     if save_to is not None and _rank() == 0:
-        info = {"seed": job.train.seed}
+        info = {"seed": job.train.seed, STOP_REASON: fitted.last.stop_reason, "epochs": fitted.last.epoch}
         preprocessor = Preprocessor.from_dict(data.preprocessor)
         Predictor(preprocessor, model.cpu(), job.model, job.params["model"], info).save(save_to)
 
@@ -272,7 +285,7 @@ def evaluate_seed(settings: TrialSettings, number: int, params: Params, seed: in
     job = replace(job, train=replace(job.train, seed=seed))
     folder = Path(settings.folder) / "final" / f"{number:04d}-seed-{seed}"
     predictor, checkpoint = folder / "predictor", folder / "checkpoint"
-    if (predictor / "predictor.json").is_file():
+    if _whole(predictor):
         return str(predictor)
     if settings.through_ray_train:
         from ray.train import RunConfig
@@ -281,5 +294,13 @@ def evaluate_seed(settings: TrialSettings, number: int, params: Params, seed: in
         _fit_trainer(job, settings.data, checkpoint, run, predictor, deadline)
     else:
         train_here(job, ray.get(settings.data), checkpoint, lambda _: _overdue(deadline), predictor)
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    if _whole(predictor):
+        shutil.rmtree(checkpoint, ignore_errors=True)
     return str(predictor)
+
+
+def _whole(folder: Path) -> bool:
+    """Whether a training ended by itself there; one that a deadline cut short goes on when it is asked for again."""
+    from bishop_ray.predictor import MANIFEST, Predictor
+
+    return (folder / MANIFEST).is_file() and Predictor.load(folder).info.get(STOP_REASON) != "stopped"

@@ -31,10 +31,12 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """What there is: CPUs and GPUs in all."""
+    """What there is: CPUs and GPUs in all, and on the largest node (0: one node has them all)."""
 
     cpus: float
     gpus: float
+    node_cpus: float = 0.0
+    node_gpus: float = 0.0
 
 
 def connect(address: str = "") -> Cluster:
@@ -60,12 +62,15 @@ def connect(address: str = "") -> Cluster:
             else:
                 _own_token()
                 ray.init(address="local", include_dashboard=False, **options)
-        except ConnectionError as error:
-            reason = str(error).splitlines()[0]
-            raise SourceUnavailable(f"no Ray cluster answers at {target!r}: {reason}") from None
+        except (ConnectionError, ValueError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            expected = "expected HOST:PORT, ray://HOST:PORT or auto"
+            raise SourceUnavailable(f"no Ray cluster answers at {target!r} ({expected}): {reason}") from None
     logging.getLogger("ray").setLevel(logging.ERROR)
     total = ray.cluster_resources()
-    return Cluster(float(total.get("CPU", 0)), float(total.get("GPU", 0)))
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    largest = {name: max((float(node.get(name, 0)) for node in nodes), default=0.0) for name in ("CPU", "GPU")}
+    return Cluster(float(total.get("CPU", 0)), float(total.get("GPU", 0)), largest["CPU"], largest["GPU"])
 
 
 def _own_token() -> None:
@@ -115,6 +120,12 @@ def trial_resources(cluster: Cluster, cpus: float | None, gpus: float | None, wo
     ):
         if asked > there:
             raise UserError(f"a trial asks for {asked:g} {what} ({workers} worker(s)); the cluster has {there:g}")
+    for what, asked, there in (
+        ("CPUs", resources.cpus, cluster.node_cpus or cluster.cpus),
+        ("GPUs", resources.gpus, cluster.node_gpus or cluster.gpus),
+    ):
+        if asked > there:
+            raise UserError(f"a worker asks for {asked:g} {what}; the largest node has {there:g}")
     return resources
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
 
 from bishop_ray.config import Params, StudyConfig
+from bishop_ray.data.table import Table
+from bishop_ray.errors import TrainingFailed
 from bishop_ray.predictor import Predictor
 from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.reference import reference_scores
 from bishop_ray.training.worker import TrialSettings, evaluate_seed
 from bishop_ray.tuning.prepare import Prepared, open_test
+
+GROUP_SECONDS = 20.0
+"""What starting and ending a Ray Train worker group takes."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Evaluation:
         val_scores: Per seed.
         test_scores: Per seed.
         references: Test scores of the constant and the linear prediction on the same rows.
-        seeds: The training seeds.
+        seeds: The seeds whose training succeeded.
         registered: Position of `predictor` among the seeds.
     """
 
@@ -54,8 +59,21 @@ def evaluation_seeds(config: StudyConfig) -> tuple[int, ...]:
     return tuple(config.seed * 1000 + 1 + i for i in range(config.eval_seeds))
 
 
+def evaluation_seconds(config: StudyConfig, through_ray_train: bool, training: float) -> float:
+    """What the final evaluation will take when one training takes `training` seconds."""
+    if through_ray_train:
+        return config.eval_seeds * (training + GROUP_SECONDS)
+    return -(-config.eval_seeds // config.max_concurrent) * training
+
+
 def final_evaluation(
-    config: StudyConfig, settings: TrialSettings, prepared: Prepared, number: int, params: Params, deadline: float
+    config: StudyConfig,
+    settings: TrialSettings,
+    prepared: Prepared,
+    number: int,
+    params: Params,
+    deadline: float,
+    on_opening: Callable[[], object],
 ) -> Evaluation:
     """Trains the winner once per seed, picks by validation, then opens the test split.
 
@@ -66,49 +84,70 @@ def final_evaluation(
         number: The winning trial.
         params: Its parameters.
         deadline: Unix time by which the trainings must end, 0 for none.
+        on_opening: Called just before the test rows are read.
+
+    Raises:
+        TrainingFailed: No seed's training succeeded.
     """
-    seeds = evaluation_seeds(config)
-    folders = _train(settings, number, params, seeds, deadline)
-    predictors = [Predictor.load(folder) for folder in folders]
-    validation = prepared.data.validation
-    val_scores = tuple(_score(config, prepared, p, validation) for p in predictors)
+    trained = _train(config, settings, number, params, deadline)
+    predictors = [Predictor.load(folder) for folder in trained.values()]
+    val_scores = tuple(_score(config, prepared, p, prepared.data.validation) for p in predictors)
+    on_opening()
     test = prepared.preprocessor.transform(open_test(config))
     test_scores = tuple(_score(config, prepared, p, test) for p in predictors)
     data = prepared.data
     references = reference_scores(data.train, test, data.spec, config.metric, scale=data.target_scale)
     best = int(np.argmax(val_scores))
-    return Evaluation(predictors[best], val_scores, test_scores, references, seeds, best)
+    return Evaluation(predictors[best], val_scores, test_scores, references, tuple(trained), best)
 
 
-def _score(config: StudyConfig, prepared: Prepared, predictor: Predictor, table: Any) -> float:
+def _score(config: StudyConfig, prepared: Prepared, predictor: Predictor, table: Table) -> float:
     prediction = predictor.model.predict(table.x_num, table.x_cat)
     return evaluate(config.metric, prepared.data.spec.task, table.y, prediction, scale=prepared.data.target_scale)
 
 
-def _train(settings: TrialSettings, number: int, params: Params, seeds: tuple[int, ...], deadline: float) -> list[Path]:
-    """Folders of the trained predictors; side by side where the cluster has room.
+def _train(
+    config: StudyConfig, settings: TrialSettings, number: int, params: Params, deadline: float
+) -> dict[int, Path]:
+    """Seed -> folder of its predictor; side by side where trials ran so.
 
-    A deadline bounds each training; those that queue behind others get their share of the time left.
+    A deadline bounds each training: those that queue behind others get their share of the time left.
     """
+    seeds = evaluation_seeds(config)
+    # A worker group at a time: two could wait for each other's GPUs for ever.
+    slots = 1 if settings.through_ray_train else config.max_concurrent
+    share = (deadline - time.time()) / -(-len(seeds) // slots) if deadline else 0.0
     if settings.through_ray_train:
-        # Each is a worker group of its own: one after the other, so that two never wait for each other's GPUs.
-        share = (deadline - time.time()) / len(seeds) if deadline else 0.0
-        return [
-            Path(evaluate_seed(settings, number, params, s, time.time() + share if deadline else 0.0)) for s in seeds
-        ]
+        calls = [_guarded(evaluate_seed, settings, number, params, s, _until(share)) for s in seeds]
+    else:
+        calls = _side_by_side(settings, number, params, seeds, slots, share)
+    trained = {seed: Path(found) for seed, found in zip(seeds, calls, strict=True) if not isinstance(found, Exception)}
+    if not trained:
+        raise TrainingFailed(f"the winner, trial {number}, cannot be trained again: {calls[0]}")
+    return trained
+
+
+def _side_by_side(
+    settings: TrialSettings, number: int, params: Params, seeds: tuple[int, ...], slots: int, share: float
+) -> list[str | Exception]:
     resources = settings.resources
     remote = ray.remote(evaluate_seed).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=1)
-    slots = _slots(resources.cpus, resources.gpus)
-    rounds = -(-len(seeds) // slots)
-    share = (deadline - time.time()) / rounds if deadline else 0.0
-    jobs = [
-        remote.remote(settings, number, params, s, time.time() + share * (1 + i // slots) if deadline else 0.0)
-        for i, s in enumerate(seeds)
-    ]
-    return [Path(folder) for folder in ray.get(jobs)]
+    results: list[str | Exception] = []
+    for start in range(0, len(seeds), slots):
+        jobs = [remote.remote(settings, number, params, s, _until(share)) for s in seeds[start : start + slots]]
+        results += [_guarded(ray.get, job) for job in jobs]
+    return results
 
 
-def _slots(cpus: float, gpus: float) -> int:
-    total = ray.cluster_resources()
-    fits = int(total.get("CPU", 1) // cpus)
-    return max(1, min(fits, int(total.get("GPU", 0) / gpus + 1e-9)) if gpus else fits)
+def _until(share: float) -> float:
+    return time.time() + share if share else 0.0
+
+
+def _guarded(call: Callable[..., str], *args: object) -> str | Exception:
+    """A diverged training is an answer here, since other seeds may do; everything else is an error."""
+    from ray.train import TrainingFailedError
+
+    try:
+        return call(*args)
+    except (TrainingFailed, TrainingFailedError) as error:
+        return error

@@ -61,6 +61,8 @@ def load(config: StudyConfig) -> Loaded:
     check_metric(metric, raw.task)
     parts = _split(config, raw)
     rows = (len(parts.train), len(parts.validation), len(parts.test))
+    if metric == "auc":
+        _both_classes(config, parts)
     return Loaded(replace(config, metric=metric), parts.train, parts.validation, raw.fingerprint(), rows)
 
 
@@ -70,7 +72,11 @@ def prepare(loaded: Loaded) -> Prepared:
     Raises:
         UserError: No column is left to learn from.
     """
-    preprocessor = Preprocessor.fit(loaded.train, model_class(loaded.config.model).numeric)
+    ref = loaded.config.ref
+    try:
+        preprocessor = Preprocessor.fit(loaded.train, model_class(loaded.config.model).numeric)
+    except BadTable as error:
+        raise BadTable(f"{ref.locator}: {error}" if ref.kind == "file" else str(error)) from None
     data = StudyData(
         preprocessor.spec,
         preprocessor.transform(loaded.train),
@@ -85,6 +91,16 @@ def prepare(loaded: Loaded) -> Prepared:
 def open_test(config: StudyConfig) -> RawDataset:
     """The test rows; called once per study, after its search ended."""
     return _split(config, load_dataset(config.ref)).test
+
+
+def _both_classes(config: StudyConfig, parts: Split[RawDataset]) -> None:
+    """AUC is not defined on one class; better said now than after the search."""
+    for name, part in (("validation", parts.validation), ("test", parts.test)):
+        if part.target.nunique() < 2:
+            raise BadTable(
+                f"{config.ref.locator}: the {name} part ({len(part)} rows) holds one class only, and auc needs two; "
+                f"expected at least 3 rows of each class, a larger part (--split) or another --metric"
+            )
 
 
 def _split(config: StudyConfig, raw: RawDataset) -> Split[RawDataset]:

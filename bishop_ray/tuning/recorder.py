@@ -6,6 +6,7 @@ record that counts; MLflow gets the same facts through the tracker's queue.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
@@ -23,7 +24,8 @@ from bishop_ray.config import Params
 from bishop_ray.training.metrics import display
 from bishop_ray.training.worker import FAILURE, STOP_REASON, TrialSettings, release_group, trial_folder
 from bishop_ray.tuning.scheduler import SCORE, replay
-from bishop_ray.tuning.space import flatten
+from bishop_ray.tuning.searcher import PARAMS
+from bishop_ray.tuning.space import unflatten
 
 EARLY_STOPPED = "early-stopped"
 
@@ -36,6 +38,9 @@ class TrialTracker(Protocol):
 
     def trial_reported(self, number: int, step: int, metrics: dict[str, float]) -> None:
         """One epoch's numbers."""
+
+    def study_reported(self, step: int, metrics: dict[str, float]) -> None:
+        """The study's own curve over finished trials."""
 
     def trial_finished(self, number: int, status: str, reason: str, summary: dict[str, float]) -> None:
         """A trial ended: FINISHED, KILLED or FAILED."""
@@ -113,7 +118,7 @@ class StudyRecorder(Callback):
             return
         self._running[number] = time.monotonic()
         replay(self._scheduler, trial, self._past.get(number, {}))
-        self._tracker.trial_started(number, flatten(trial.config["params"]))
+        self._tracker.trial_started(number, self._settings.all_params(trial.config["params"]))
         self._changed(f"trial {number} started", running=1)
 
     def on_trial_result(
@@ -130,7 +135,8 @@ class StudyRecorder(Callback):
         self._tracker.trial_reported(number, epoch, metrics)
         self._progress.epochs += 1
         if math.isfinite(result[SCORE]):
-            self._progress.best = max(result[SCORE], self._progress.best or -math.inf)
+            before = self._progress.best
+            self._progress.best = result[SCORE] if before is None else max(result[SCORE], before)
         self._changed(f"trial {number} epoch {epoch}: {self._shown(result[SCORE])}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -166,8 +172,15 @@ class StudyRecorder(Callback):
             summary["epochs"] = float(result["epoch"])
         self._tracker.trial_finished(number, status, reason, summary)
         name = {"FINISHED": "complete", "KILLED": "pruned"}.get(status, "failed")
+        if self._progress.best is not None:
+            self._tracker.study_reported(self._progress.finished + 1, {"best_val_score": self._progress.best})
         words = f"trial {number} {name} ({reason})" + (f": {self._shown(result[SCORE])}" if SCORE in result else "")
         self._changed(words, **{"running": -1, name: 1})
+
+    @property
+    def through_ray_train(self) -> bool:
+        """Whether trials run in Ray Train worker groups."""
+        return self._settings.through_ray_train
 
     def longest_running(self) -> float:
         """Seconds since the oldest trial that still runs began, 0 if none does."""
@@ -232,11 +245,6 @@ def count_states(study: optuna.Study) -> Counter[str]:
 
 def params_of(study: optuna.Study, number: int) -> Params:
     """The full parameters of a trial, as its searcher stored them."""
-    import json
-
-    from bishop_ray.tuning.searcher import PARAMS
-    from bishop_ray.tuning.space import unflatten
-
     return unflatten(json.loads(study.get_trials(deepcopy=False)[number].user_attrs[PARAMS]))
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
+from filelock import FileLock, Timeout
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -19,8 +21,9 @@ from bishop_ray.config import StudyConfig
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tuning.space import SearchSpace
 
+JOURNAL = "optuna.journal"
 SAMPLERS = ("tpe", "random", "gp")
-_FACTS, _ID, _RESULT, _OPENINGS = "facts", "id", "result", "test_openings"
+_FACTS, _ID, _RESULT, _OPENINGS, _SECONDS = "facts", "id", "result", "test_openings", "seconds"
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,20 @@ class OpenStudy:
         stored = self.study.user_attrs.get(_RESULT)
         return json.loads(stored) if stored else None
 
-    def count_test_opening(self) -> int:
+    def count_test_opening(self) -> None:
         """Counts, before it happens, that the test split is opened: once, unless a finished study is extended."""
-        count = int(self.study.user_attrs.get(_OPENINGS, 0)) + 1
-        self.study.set_user_attr(_OPENINGS, count)
-        return count
+        self.study.set_user_attr(_OPENINGS, self.test_openings + 1)
+
+    @property
+    def test_openings(self) -> int:
+        """How often the test split was opened for this study."""
+        return int(self.study.user_attrs.get(_OPENINGS, 0))
+
+    def add_seconds(self, seconds: float) -> float:
+        """Adds to the wall time of all runs of this study; the sum."""
+        total = float(self.study.user_attrs.get(_SECONDS, 0.0)) + seconds
+        self.study.set_user_attr(_SECONDS, total)
+        return total
 
     def save_result(self, result: dict[str, Any]) -> None:
         """Marks the study as finished."""
@@ -61,6 +73,46 @@ def study_folder(config: StudyConfig) -> Path:
     return Path(config.storage) / "studies" / config.name
 
 
+@contextlib.contextmanager
+def exclusive(config: StudyConfig) -> Iterator[None]:
+    """Keeps a second process out of the study while this one works on it.
+
+    Raises:
+        UserError: Another process has it, or the storage folder cannot be written.
+    """
+    path = study_folder(config).with_name(config.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"study {config.name} is being run by another process (lock {path})") from None
+    except OSError as error:
+        raise UserError(f"--storage: cannot write {path.parent}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def stored_identity(config: StudyConfig) -> str:
+    """The identity of the study on disk, "" when there is none."""
+    if not (study_folder(config) / JOURNAL).is_file():
+        return ""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = JournalStorage(JournalFileBackend(str(study_folder(config) / JOURNAL)))
+    names = [study.study_name for study in storage.get_all_studies()]
+    if config.name not in names:
+        return ""
+    study = optuna.load_study(study_name=config.name, storage=storage)
+    return str(study.user_attrs.get(_ID, ""))
+
+
+def remove_study(config: StudyConfig) -> None:
+    """Deletes the study's folder, for a fresh start."""
+    shutil.rmtree(study_folder(config), ignore_errors=True)
+
+
 def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenStudy:
     """Creates the study of `config`, or opens it again.
 
@@ -69,11 +121,9 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
             storage folder cannot be written.
     """
     folder = study_folder(config)
-    if config.fresh and folder.exists():
-        shutil.rmtree(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
+        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     except OSError as error:
         raise UserError(f"--storage: cannot write {folder}: {error.strerror or error}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -97,6 +147,7 @@ def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str,
         "metric": config.metric,
         "max-epochs": config.max_epochs,
         "sampler": config.sampler,
+        "scheduler": config.scheduler,
         "split": str(config.split),
     }
 

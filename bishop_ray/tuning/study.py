@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 import uuid
@@ -16,10 +15,11 @@ from ray.tune import Tuner
 from ray.tune.stopper import Stopper
 
 from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.errors import TrainingFailed
 from bishop_ray.reports import leaderboard, to_csv
-from bishop_ray.tracking import StudyTracker, environment, register_best
+from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
 from bishop_ray.training.worker import DRIVER_CPUS, TrialSettings, train_driver
-from bishop_ray.tuning.evaluate import Evaluation, final_evaluation
+from bishop_ray.tuning.evaluate import Evaluation, evaluation_seconds, final_evaluation
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare
 from bishop_ray.tuning.recorder import (
     Progress,
@@ -32,7 +32,15 @@ from bishop_ray.tuning.recorder import (
 from bishop_ray.tuning.scheduler import make_scheduler
 from bishop_ray.tuning.searcher import StudySearcher
 from bishop_ray.tuning.space import SearchSpace, flatten, load_space
-from bishop_ray.tuning.store import OpenStudy, open_study, sampler_factory
+from bishop_ray.tuning.store import (
+    OpenStudy,
+    exclusive,
+    open_study,
+    remove_study,
+    sampler_factory,
+    stored_identity,
+    study_folder,
+)
 
 FINISH_SECONDS = 8.0
 """Kept of a time budget for loading, scoring and registering the winner."""
@@ -77,40 +85,79 @@ def run_study(
         UserError: Bad input, before anything is written.
         StudyFailed: No trial gave a score.
     """
-    started = time.time()
     space = load_space(config.space, config.model)
     loaded = loaded or load(config)
     config, prepared = replace(config, metric=loaded.config.metric), prepare(loaded)
-    opened = open_study(config, space, prepared.fingerprint)
-    counts = count_states(opened.study)
+    with exclusive(config):
+        if config.fresh:
+            _start_over(config)
+        opened = open_study(config, space, prepared.fingerprint)
+        if (stored := _finished(config, opened)) is not None:
+            return stored
+        return _run(config, space, prepared, opened, listener, deadline)
+
+
+def _start_over(config: StudyConfig) -> None:
+    """Ends what an earlier, perhaps killed run left open in MLflow, then removes the study."""
+    if identity := stored_identity(config):
+        _settle(config, identity, "KILLED", "started over")
+    remove_study(config)
+
+
+def _finished(config: StudyConfig, opened: OpenStudy) -> StudyResult | None:
+    """The stored result, if this very command ended before."""
     stored = opened.result
-    if stored and counts.total() >= config.trials:
-        return StudyResult(**{**stored, "reused": True})
+    if not stored or count_states(opened.study).total() < config.trials:
+        return None
+    if stored["eval_seeds"] != config.eval_seeds:
+        return None
+    _settle(config, opened.identity, "FINISHED", "finished")
+    return StudyResult(**{k: v for k, v in stored.items() if k != "eval_seeds"} | {"reused": True})
+
+
+def _settle(config: StudyConfig, identity: str, status: str, reason: str) -> None:
+    spool = study_folder(config) / SPOOL
+    settle(config.tracking_uri, config.ref.experiment, identity, spool, status, reason)
+
+
+def _run(
+    config: StudyConfig,
+    space: SearchSpace,
+    prepared: Prepared,
+    opened: OpenStudy,
+    listener: Callable[[Progress], None],
+    deadline: float,
+) -> StudyResult:
+    started = time.time()
     tracker = _tracker(config, space, prepared, opened)
-    status = "KILLED"
+    status = "FAILED"
     try:
         settings = TrialSettings(
             config.model, config.metric, config.max_epochs, config.seed, config.resources, config.trainer,
             str(opened.folder), ray.put(prepared.data),
         )  # fmt: skip
-        progress = Progress(config.trials, config.metric, counts)
+        best = best_of(opened.study)
+        progress = Progress(config.trials, config.metric, count_states(opened.study), best[1] if best else None)
         _search(config, space, opened, settings, tracker, progress, listener, deadline)
         best = best_of(opened.study)
         if best is None:
-            status = "FAILED"
             raise StudyFailed(_why_none(opened))
         progress.last = f"final evaluation of trial {best[0]} with {config.eval_seeds} seed(s)"
         listener(progress)
         params = params_of(opened.study, best[0])
-        openings = opened.count_test_opening()
-        final = final_evaluation(config, settings, prepared, best[0], params, deadline)
-        result = _finish(config, prepared, opened, tracker, best, final, started, openings)
+        try:
+            final = final_evaluation(config, settings, prepared, best[0], params, deadline, opened.count_test_opening)
+        except TrainingFailed as error:
+            raise StudyFailed(str(error)) from error
+        result = _finish(config, prepared, opened, tracker, best, final, opened.add_seconds(time.time() - started))
         status = "FINISHED"
         return result
-    except Exception:
-        status = "FAILED"
+    except KeyboardInterrupt:
+        status = "KILLED"
         raise
     finally:
+        if status != "FINISHED":
+            opened.add_seconds(time.time() - started)
         tracker.close(status)
 
 
@@ -162,8 +209,7 @@ def _search_ends(config: StudyConfig, opened: OpenStudy, recorder: StudyRecorder
         longest = float(opened.study.get_trials(deepcopy=False)[best[0]].user_attrs.get("seconds", 0.0))
     else:
         longest = recorder.longest_running()
-    rounds = math.ceil(config.eval_seeds / config.max_concurrent)
-    ends = deadline - FINISH_SECONDS - rounds * longest * 1.2
+    ends = deadline - FINISH_SECONDS - evaluation_seconds(config, recorder.through_ray_train, longest * 1.2)
     if time.time() > ends:
         recorder.stopping = "time budget"
     return ends
@@ -174,6 +220,7 @@ def _tracker(config: StudyConfig, space: SearchSpace, prepared: Prepared, opened
     spec = prepared.data.spec
     params = {
         "trials": config.trials,
+        "time_budget_seconds": config.time_budget,
         "max_epochs": config.max_epochs,
         "sampler": config.sampler,
         "scheduler": config.scheduler,
@@ -223,8 +270,7 @@ def _finish(
     tracker: StudyTracker,
     best: tuple[int, float],
     final: Evaluation,
-    started: float,
-    openings: int,
+    seconds: float,
 ) -> StudyResult:
     """Registers the winner, then writes the result to the tracker and the study."""
     scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
@@ -240,6 +286,7 @@ def _finish(
         run_id=run_id,
         uri=config.tracking_uri,
         study_id=opened.identity,
+        data_key=f"{prepared.fingerprint} {config.split}",
         metric=config.metric,
         metrics=scores,
         tags={"seed": str(final.seeds[final.registered]), "data_hash": prepared.fingerprint},
@@ -258,20 +305,21 @@ def _finish(
         mean=final.references["mean"],
         registered=model.name,
         version=str(model.version),
-        seconds=time.time() - started + ((opened.result or {}).get("seconds", 0.0)),
+        seconds=seconds,
         rows=list(prepared.rows),
         params=flatten(params_of(opened.study, best[0])),
         parent_run=run_id,
+        champion=model.champion,
     )
     tracker.log_final(
         {**scores, "best_val_score": best[1], **{f"trials_{k}": float(v) for k, v in result.trials.items()}},
         tags={
             "best_trial": str(best[0]),
             "registered_model": f"{model.name} v{model.version}",
-            "test_openings": str(openings),
+            "test_openings": str(opened.test_openings),
         },
         texts={"leaderboard.csv": to_csv(leaderboard([result]))},
         tables={"leaderboard.json": trial_rows(opened.study)},
     )
-    opened.save_result(asdict(result))
+    opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds})
     return result

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.errors import UserError
 from bishop_ray.tuning.prepare import Loaded
 from bishop_ray.tuning.recorder import Progress
+from bishop_ray.tuning.store import study_folder
 from bishop_ray.tuning.study import StudyFailed, run_study
 
 
@@ -21,6 +24,13 @@ class Failure:
     dataset: str
     model: str
     reason: str
+
+
+def _keep_traceback(config: StudyConfig) -> Path:
+    path = study_folder(config) / "error.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(traceback.format_exc(), "utf-8")
+    return path
 
 
 Listener = Callable[[StudyConfig, Progress], None]
@@ -56,4 +66,10 @@ def run_studies(
             if len(configs) == 1 and isinstance(error, UserError):
                 raise
             failures.append(Failure(config.ref.key, config.model, str(error)))
+        except Exception as error:  # whatever it is, the other studies go on
+            if len(configs) == 1:
+                raise
+            where = _keep_traceback(config)
+            lines = str(error).strip().splitlines() or [""]
+            failures.append(Failure(config.ref.key, config.model, f"{type(error).__name__}: {lines[-1]} (see {where})"))
     return results, failures

@@ -1,0 +1,82 @@
+"""What can be known without training: the lists, and the dry run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bishop_ray.data.suites import list_datasets
+from bishop_ray.models import MODELS
+
+if TYPE_CHECKING:
+    from bishop_ray.config import StudyConfig
+    from bishop_ray.tuning.cluster import Cluster
+
+NO_LIMIT = 100_000
+"""Trials of a study that only a time budget ends."""
+
+
+def listing(args: argparse.Namespace) -> str:
+    """The text of the ``--list-...`` flag given, or "" when none is; imports neither torch nor ray."""
+    if args.list_datasets:
+        shape = {d.name: f"{d.rows} x {d.features}" if d.rows else "" for d in list_datasets()}
+        return columns([(d.name, d.kind, d.task, shape[d.name]) for d in list_datasets()])
+    if args.list_models:
+        return columns([(n, m.kind, m.library, m.device, m.space) for n, m in MODELS.items()])
+    if args.list_metrics:
+        from bishop_ray.training.metrics import METRICS
+
+        return columns([(n, ", ".join(sorted(t.value for t in m.tasks))) for n, m in METRICS.items()])
+    if args.list_spaces:
+        from bishop_ray.tuning.space import named_spaces
+
+        return columns([(n, str(p)) for n, p in sorted(named_spaces().items())])
+    return ""
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows as aligned text."""
+    if not rows:
+        return "none found"
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def describe(config: StudyConfig) -> str:
+    """A study's dataset, shapes and split in one line; the dataset is loaded for it.
+
+    Raises:
+        UserError: The data cannot be loaded or trained on.
+    """
+    from bishop_ray.tuning.prepare import load, prepare
+
+    loaded = load(config)
+    prepared = prepare(loaded)
+    spec, rows = prepared.data.spec, prepared.rows
+    return (
+        f"{config.name}: {spec.task.value}, {spec.n_num} numerical + {spec.n_cat} categorical columns, {rows[0]} train "
+        f"/ {rows[1]} validation / {rows[2]} test rows; selects by {loaded.config.metric}"
+    )
+
+
+def plan(config: StudyConfig, cluster: Cluster) -> str:
+    """Budget, resources and search space of the studies of one model."""
+    from bishop_ray.tuning.space import load_space
+
+    space = load_space(config.space, config.model)
+    gpus = f" + {config.resources.gpus:g} GPU" if cluster.gpus else ""
+    lines = [
+        f"{config.model}: {trials_words(config)} per study, up to {config.max_epochs} epochs each; then "
+        f"{config.eval_seeds} training(s) of the winner",
+        f"resources: {config.max_concurrent} trial(s) at a time, each {config.resources.workers} worker(s) with "
+        f"{config.resources.cpus:g} CPU{gpus}; the cluster has {cluster.cpus:g} CPUs, {cluster.gpus:g} GPUs",
+        f"search space {space.name}, {len(space.first)} point(s) tried first:",
+        columns([(f"  {name}", str(value)) for name, value in space.entries.items()]),
+    ]
+    return "\n".join(lines)
+
+
+def trials_words(config: StudyConfig) -> str:
+    """``8 trials``, or that the time budget ends them."""
+    return f"{config.trials} trials" if config.trials < NO_LIMIT else "trials until the time budget ends"
