@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import numpy as np
@@ -262,3 +263,56 @@ def test_activations_by_name() -> None:
     assert isinstance(make_activation("softmax"), Softmax)
     with pytest.raises(ValueError, match=r"activation must be one of entmax, .*found 'relu'"):
         make_activation("relu")
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+@pytest.mark.parametrize("shape", [(40, 7), (3, 2, 5, 33), (6, 1)])
+def test_fixed_alpha_by_the_package_equals_our_solver(alpha: float, shape: tuple[int, ...]) -> None:
+    weights = _scores(*shape, seed=1)
+    for spread in (1e-2, 1.0, 30.0):
+        scores = [_scores(*shape, spread=spread).requires_grad_() for _ in range(2)]
+        found, own = FixedEntmax(alpha)(scores[0]), entmax(scores[1], alpha)
+        assert (found - own).abs().max() < 1e-9
+        for p in (found, own):
+            (p * weights).sum().backward()
+        assert scores[0].grad is not None
+        assert scores[1].grad is not None
+        assert (scores[0].grad - scores[1].grad).abs().max() < 1e-7
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_fixed_alpha_takes_the_package_only_where_it_is_exact(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object) -> None:
+        raise AssertionError("called")
+
+    module = importlib.import_module("bishop_ray.models.bishop.entmax")
+    monkeypatch.setattr(module, "entmax", refused)
+    FixedEntmax(alpha)(torch.randn(3, 4))
+    for scores, other in ((torch.randn(0, 4), alpha), (torch.randn(3, 4), 1.7)):
+        with pytest.raises(AssertionError, match="called"):
+            FixedEntmax(other)(scores)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_fixed_alpha_of_unusual_rows(alpha: float) -> None:
+    inf, nan = math.inf, math.nan
+    rows = [[0.0, -inf, 1.0], [-inf] * 3, [1.0, nan, 0.0], [1.0, inf, 0.0], [1e4, -1e30, 9999.9], [nan] * 3]
+    scores = torch.tensor(rows).requires_grad_()
+    found = FixedEntmax(alpha)(scores)
+    torch.testing.assert_close(found, entmax(scores, alpha), equal_nan=True, rtol=0, atol=1e-5)
+    found[[0, 4]].square().sum().backward()
+    assert scores.grad is not None
+    assert torch.isfinite(scores.grad[[0, 1, 4]]).all(), "a bad row spoils no other"
+    assert FixedEntmax(alpha)(torch.zeros(2, 0)).shape == (2, 0)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fixed_alpha_in_half_precision_is_solved_in_float32(alpha: float, dtype: torch.dtype) -> None:
+    scores = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    found = FixedEntmax(alpha)(scores)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, entmax(scores.float(), alpha).to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    found.square().sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.dtype == dtype

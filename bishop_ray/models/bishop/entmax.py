@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from bishop_ray.models.bishop.sorting import sorted_entmax
+
 ALPHA_MIN = 1.0 + 1e-6
 """The smallest α that is solved: α-entmax equals softmax to within 1e-6 there."""
 
@@ -190,7 +192,10 @@ class LearnedEntmax(Activation):
 
 
 class FixedEntmax(Activation):
-    """Entmax with a constant α; 2 is sparsemax, which the solver reaches exactly (its steps end on the right support).
+    """Entmax with a constant α.
+
+    α = 2 (sparsemax) and α = 1.5 are solved exactly, by the sorting algorithms of the `entmax` package; any other α by
+    `entmax` of this module, which also says what infinite and NaN scores give.
 
     Raises:
         ValueError: `alpha` outside (1, 2].
@@ -208,7 +213,9 @@ class FixedEntmax(Activation):
 
     def forward(self, scores: Tensor) -> Tensor:
         """(..., S) -> (..., S)."""
-        return entmax(scores, self._alpha)
+        if self._alpha not in (1.5, 2.0) or scores.numel() == 0:
+            return entmax(scores, self._alpha)
+        return sorted_entmax(scores, self._alpha)
 
 
 class Softmax(Activation):
