@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from bishop_ray.data import Preprocessor, RawDataset, TaskType, split_dataset
 from bishop_ray.data.columns import canonical_text, to_numbers
+from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import BadTable
+from bishop_ray.training.metrics import evaluate
 
 
 def raw_of(frame: pd.DataFrame, categorical: tuple[str, ...] = (), target: object = None) -> RawDataset:
@@ -354,7 +356,7 @@ def test_probabilities_that_make_no_sense(probabilities: np.ndarray) -> None:
         Preprocessor.fit(make_table()).labels(probabilities)
 
 
-@given(st.lists(st.floats(-1e12, 1e12), min_size=2, max_size=50))
+@given(st.lists(st.floats(-1e12, 1e12).map(lambda value: round(value, 9)), min_size=2, max_size=50))
 @settings(max_examples=60, deadline=None)
 def test_regression_target_there_and_back(values: list[float]) -> None:
     raw = RawDataset("t", pd.DataFrame({"x": range(len(values))}), pd.Series(values, name="y"), TaskType.REGRESSION, ())
@@ -365,6 +367,39 @@ def test_regression_target_there_and_back(values: list[float]) -> None:
     assert back.dtype == np.float64
     assert back.shape == (len(values),)
     np.testing.assert_allclose(back, values, rtol=1e-5, atol=1e-5 * max(map(abs, values)) + 1e-30)
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=20))
+@example([1e308, -1e308, 1e308])
+@example([1e308, 1.1e308])
+@example([1e-200, 2e-200])
+@example([1e150, -1e150])
+@example([0.1, 0.1, 0.1])
+@settings(max_examples=150, deadline=None)
+def test_any_regression_target_is_finite_or_refused(values: list[float]) -> None:
+    target = pd.Series(values, name="y")
+    size, spread = max(map(abs, values)), float(np.ptp(np.array(values) / 4)) * 4
+    if size > 1e150 or 0 < spread < 1e-150:
+        with pytest.raises(
+            BadTable, match=r"^target column 'y': expected (numbers up to 1e\+150|a spread of .*1e-150)"
+        ):
+            TargetCoder.fit(target, TaskType.REGRESSION)
+        return
+    if 0 < spread < 1e-149:  # the deviation may lie on either side of the bound
+        return
+    coder = TargetCoder.fit(target, TaskType.REGRESSION)
+    coded = coder.encode(target)
+    assert np.isfinite(coded).all()
+    if spread > 1e-9 * size:
+        assert coded.std() == pytest.approx(1.0, rel=1e-3)
+        truth, back = (coder.inverse(each).astype(np.float64) for each in (coded, coded * 0.5))
+        assert np.isfinite(evaluate("r2", TaskType.REGRESSION, truth, back))
+
+
+def test_a_target_far_from_those_of_train_is_refused() -> None:
+    coder = TargetCoder.fit(pd.Series([1.0, 2.0], name="y"), TaskType.REGRESSION)
+    with pytest.raises(BadTable, match=r"'y'.*near those of train, 1.5 ± 0.5; found 1e\+100"):
+        coder.encode(pd.Series([1.0, 1e100]))
 
 
 @given(

@@ -13,6 +13,9 @@ from bishop_ray.data.columns import canonical_text, category_codes, to_numbers
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable
 
+_LARGEST = 1e150
+"""Bound of a regression target's size and inverse spread: squares, as in every score, stay inside float64."""
+
 Label = str | bool | int | float
 """What a class may be called; JSON keeps the four apart."""
 
@@ -46,15 +49,15 @@ class TargetCoder:
         """Learns from the training target (R,).
 
         Raises:
-            BadTable: Missing values, fewer than two classes, or a regression target that is no number.
+            BadTable: Missing values, fewer than two classes, or a regression target that is no number or whose size or
+                spread has a square beyond float64.
         """
         name = str(target.name)
         if target.isna().any():
             raise BadTable(f"target column {name!r} has {int(target.isna().sum())} missing values in train")
         if not task.is_classification:
-            values = _finite(target)
-            center, scale = float(values.mean()), float(values.std())
-            return cls(name, TaskType.REGRESSION, center=center, scale=scale if scale > 0 else 1.0)
+            center, scale = _moments(name, _finite(target))
+            return cls(name, TaskType.REGRESSION, center=center, scale=scale)
         categories: tuple[Label, ...] = ()
         ordered = False
         if isinstance(target.dtype, pd.CategoricalDtype):
@@ -77,10 +80,19 @@ class TargetCoder:
         """Class indices int64 (R,), or the standardised target float32 (R,).
 
         Raises:
-            BadTable: A missing value, a label that train does not have, or text where a number must be.
+            BadTable: A missing value, a label that train does not have, text where a number must be, or a number too
+                far from the training target for float32.
         """
         if not self.task.is_classification:
-            return ((_finite(target.rename(self.name)) - self.center) / self.scale).astype(np.float32)
+            values = _finite(target.rename(self.name))
+            with np.errstate(over="ignore"):
+                coded: NDArray[np.float32] = ((values - self.center) / self.scale).astype(np.float32)
+            if not np.isfinite(coded).all():
+                raise BadTable(
+                    f"target column {self.name!r}: expected values near those of train, {self.center:g} ± "
+                    f"{self.scale:g}; found {values[np.argmax(~np.isfinite(coded))]:g}"
+                )
+            return coded
         codes, texts = category_codes(target)
         known = {canonical_text(label): index for index, label in enumerate(self.classes)}
         unknown = [text for text in texts if text not in known]
@@ -129,6 +141,22 @@ def _finite(target: pd.Series) -> NDArray[np.float64]:
     if not np.isfinite(values).all():
         raise BadTable(f"target column {target.name!r}: expected finite numbers; found missing or infinite values")
     return values
+
+
+def _moments(name: str, values: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and standard deviation (1 for a constant target) of (R,) finite numbers."""
+    size = float(np.abs(values).max())
+    if size > _LARGEST:
+        raise BadTable(f"target column {name!r}: expected numbers up to {_LARGEST:g} in size; found {size:g}")
+    if values.min() == values.max():
+        return float(values[0]), 1.0
+    center = float(values.mean())
+    # squares of small deviations underflow: they are taken of the column brought to size 1
+    spread = float(np.abs(values - center).max())
+    scale = float(((values - center) / spread).std() * spread)
+    if scale < 1 / _LARGEST:
+        raise BadTable(f"target column {name!r}: expected a spread of at least {1 / _LARGEST:g}; found {scale:g}")
+    return center, scale
 
 
 def _label(value: Any) -> Label:
