@@ -48,7 +48,7 @@ class PlainScreen:
     def __init__(self, studies: int, deadline: float, every: float = 10.0) -> None:
         self._studies, self._deadline, self._every = studies, deadline, every
         self._seen: list[str] = []
-        self._last = 0.0
+        self._last = -every
 
     def __enter__(self) -> PlainScreen:
         return self
@@ -61,9 +61,10 @@ class PlainScreen:
         if key not in self._seen:
             self._seen.append(key)
         is_epoch = " epoch " in progress.last
-        if is_epoch and time.monotonic() - self._last < self._every:
-            return
-        self._last = time.monotonic()
+        if is_epoch:
+            if time.monotonic() - self._last < self._every:
+                return
+            self._last = time.monotonic()
         best = "" if progress.best is None else f", best {display(progress.metric, progress.best):.4f}"
         where = f"[{len(self._seen)}/{self._studies}] " if self._studies > 1 else ""
         state = f"{progress.finished}/{progress.total} trials{best}{_left(self._deadline)}"
