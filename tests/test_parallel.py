@@ -9,13 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import make_table
 from training_fakes import CONFIG, Mlp, Poisoned, spec_of, table
 
+from bishop_ray.config import Resources
+from bishop_ray.data import Preprocessor, split_dataset
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import TrainingFailed
+from bishop_ray.models.base import Network
+from bishop_ray.models.bishop import BiSHop
+from bishop_ray.predictor import Predictor
 from bishop_ray.training.checkpoint import has_state
 from bishop_ray.training.loop import EpochResult, FitResult, fit_network
 from bishop_ray.training.ranks import Ranks
+from bishop_ray.training.worker import StudyData, TrialSettings, evaluate_seed
+from bishop_ray.tuning.cluster import connect
 
 
 def test_shares_cover_every_row_once():
@@ -32,15 +40,33 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-JOBS = ((3, "multiclass", ""), (2, "regression", ""), (2, "binary", "stop"), (2, "binary", "poison"))
+JOBS = (
+    (3, "multiclass", ""),
+    (2, "regression", ""),
+    (2, "binary", "stop"),
+    (2, "binary", "poison"),
+    (2, "multiclass", "bishop"),
+    (2, "regression", "bishop"),
+)
 """Processes, task, what happens."""
+
+
+SMALL = {
+    "d_embedding": 8, "stride": 2, "n_pool": 2, "n_merge": 2, "d_model": 8, "d_ff": 16, "n_heads": 2,
+    "n_encoder_levels": 2, "n_decoded": 4, "dropout": 0.0, "head_dropout": 0.0,
+}  # fmt: skip
+"""A BiSHop with every part of a big one, and nothing random."""
 
 
 def train_one(rank: int, task: TaskType, mode: str, folder: Path) -> tuple:
     """What each process does: weights, what it was told, and the outcome."""
     torch.manual_seed(100 * rank)  # every rank starts elsewhere: rank 0's weights must count
-    network = Poisoned(spec_of(task), "gradient") if mode == "poison" else Mlp(spec_of(task), decay=0.1)
+    network: Network = Mlp(spec_of(task), decay=0.1)
     config = replace(CONFIG, max_epochs=2, metric="auc" if task.is_classification else "r2")
+    if mode == "poison":
+        network = Poisoned(spec_of(task), "gradient")
+    elif mode == "bishop":
+        network, config = BiSHop(spec_of(task), **SMALL), replace(config, max_epochs=1, lr=1e-3)
     told: list[EpochResult] = []
 
     def on_epoch(result: EpochResult) -> bool:
@@ -94,6 +120,56 @@ def test_several_processes_do_what_one_does(together, tmp_path, task, size):
     for one, more in zip(told_alone, ranks[0][1], strict=True):
         assert one.metrics() == pytest.approx(more.metrics(), rel=1e-5)
     assert has_state(together / task.value)
+
+
+@pytest.mark.parametrize("task", [TaskType.MULTICLASS, TaskType.REGRESSION])
+def test_bishop_on_two_processes_is_bishop_on_one(together, tmp_path, task):
+    alone, told_alone, _ = train_one(0, task, "bishop", tmp_path)
+    torch.manual_seed(0)
+    start = BiSHop(spec_of(task), **SMALL).state_dict()
+    assert largest_difference(alone, start) > 1e-3, "an epoch moves the weights"
+    ranks = results(together, task, "bishop")
+    assert len(ranks) == 2
+    for weights, told, _ in ranks:
+        assert largest_difference(weights, alone) <= 1e-5
+        assert exact(told[0]) == pytest.approx(exact(told_alone[0]), rel=1e-4, abs=1e-5)
+
+
+def exact(result: EpochResult) -> dict[str, float]:
+    """Without the shares of non-zero weights, which each rank takes from its own validation rows."""
+    return {name: value for name, value in result.metrics().items() if not name.startswith("nonzero/")}
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one if one[name].numel())
+
+
+@pytest.mark.slow
+def test_bishop_through_ray_train_is_bishop_in_process(tmp_path):
+    import ray
+
+    raw = make_table("regression", rows=140)
+    split = split_dataset(raw, 0)
+    coder = Preprocessor.fit(split.train)
+    tables = coder.transform(split.train), coder.transform(split.validation)
+    params = {"model": SMALL, "train": {"lr": 1e-3, "batch_size": 32}}
+    connect()
+    try:
+        data = ray.put(StudyData(coder.spec, *tables, coder.to_dict(), coder.target.scale))
+        weights = []
+        for trainer, workers in (("inprocess", 1), ("ray", 2)):
+            folder, resources = str(tmp_path / trainer), Resources(cpus=0.5, workers=workers)
+            settings = TrialSettings("bishop", "r2", 1, 0, resources, trainer, folder, data)
+            saved = evaluate_seed(settings, 0, params, seed=5, deadline=0.0)
+            weights.append(Predictor.load(saved).model.state_dict())
+        groups = ray.util.placement_group_table().values()
+        assert [len([b for b in group["bundles"].values() if b.get("CPU") == 0.5]) for group in groups] == [2]
+    finally:
+        ray.shutdown()
+    torch.manual_seed(5)
+    assert largest_difference(weights[0], BiSHop(coder.spec, **SMALL).state_dict()) > 1e-3
+    assert largest_difference(*weights) <= 1e-5
 
 
 def test_processes_stop_when_the_first_says_so_and_fail_together(together):
