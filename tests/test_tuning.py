@@ -127,12 +127,15 @@ def test_same_seed_same_study(ray_here: Cluster, config: StudyConfig, tmp_path: 
     # The second one is interrupted after its second trial and run again: it suggests what the first one did.
     run_study(configs[0])
     with pytest.raises(KeyboardInterrupt):
-        run_study(configs[1], interrupt_at("trial 2 epoch 1"))
+        run_study(configs[1], interrupt_at("trial 2 epoch 2"))
     interrupted = reopened(configs[1])
     assert interrupted.trials[2].state == TrialState.RUNNING, "it goes on, it is not lost"
     status = runs_frame(config.tracking_uri, "iris")["status"]
     assert "RUNNING" not in set(status)
-    run_study(configs[1])
+    events: list[str] = []
+    run_study(configs[1], lambda progress: events.append(progress.last))
+    epochs = [int(event.split()[3].rstrip(":")) for event in events if event.startswith("trial 2 epoch ")]
+    assert epochs[0] == 2, "epoch 1 left a checkpoint and is not trained again"
     one, two = (reopened(c) for c in configs)
     assert [t.params for t in one.trials] == [t.params for t in two.trials]
     assert [t.state for t in one.trials] == [t.state for t in two.trials]

@@ -24,6 +24,27 @@ NO_CONTROLLER: Any = None
 """ASHA never looks at the controller."""
 
 
+class Asha(AsyncHyperBandScheduler):
+    """ASHA that stands by a decision to stop.
+
+    Its rungs hear every trial once. An interrupted trial goes on from the checkpoint before its last report and
+    repeats that report, which would pass by the rung that has it from `replay`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._to_stop: set[str] = set()
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """STOP or CONTINUE."""
+        if trial.trial_id not in self._to_stop:
+            decision: str = super().on_trial_result(tune_controller, trial, result)
+            if decision != TrialScheduler.STOP:
+                return decision
+            self._to_stop.add(trial.trial_id)
+        return TrialScheduler.STOP
+
+
 def make_scheduler(config: StudyConfig, study: optuna.Study) -> TrialScheduler:
     """The scheduler of a study: ASHA compares the best validation score so far, by epoch (layout.md decision 1).
 
@@ -37,7 +58,7 @@ def make_scheduler(config: StudyConfig, study: optuna.Study) -> TrialScheduler:
         raise UnknownName("scheduler", config.scheduler, SCHEDULERS)
     if config.scheduler == "none":
         return FIFOScheduler()
-    scheduler = AsyncHyperBandScheduler(
+    scheduler = Asha(
         time_attr=EPOCH,
         metric=SCORE,
         mode="max",
