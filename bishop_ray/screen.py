@@ -99,7 +99,7 @@ class LiveScreen:
         from rich.table import Table
 
         title = f"study {len(self._rows)} of {self._studies}" if self._studies > 1 else ""
-        table = Table(box=box.SIMPLE_HEAD, title=title + _left(self._deadline), pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, title=(title + _left(self._deadline)).removeprefix(", "), pad_edge=False)
         for name in ("dataset", "model", "trials", "running", "early", "failed", "best", "time", "last event"):
             table.add_column(name)
         for config, progress, started in self._rows.values():

@@ -77,6 +77,13 @@ def test_champion_moves_only_to_a_better_score_of_the_same_metric(
     assert [text.split(":")[0] for text in reasons] == ["the first version", "no", "yes", "no"]
 
 
+def test_scores_of_other_data_are_not_compared(uri: str, register: Callable[..., RegisteredModel]) -> None:
+    register(0, 0.99, data_key="old table")
+    assert register(1, 0.5, data_key="new table", metric="f1").champion
+    assert not register(2, 0.4, data_key="new table", metric="f1").champion
+    assert aliases(uri)["champion"] == 2
+
+
 def test_the_same_model_of_the_same_study_is_registered_once(
     uri: str, register: Callable[..., RegisteredModel]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +12,14 @@ import numpy as np
 import optuna
 import pandas as pd
 import pytest
+from fakes import make_table
 from optuna.trial import TrialState
 
 from bishop_ray.config import Resources, StudyConfig
-from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import DatasetRef, embedded_ref, file_ref
+from bishop_ray.data.suites import DatasetRef, file_ref
 from bishop_ray.errors import UnknownName, UserError
-from bishop_ray.tracking import check_tracking, runs_frame
-from bishop_ray.tuning.cluster import Cluster, concurrency, connect, trial_resources
+from bishop_ray.tracking import runs_frame
+from bishop_ray.tuning.cluster import Cluster, concurrency, trial_resources
 from bishop_ray.tuning.prepare import load
 from bishop_ray.tuning.recorder import Progress, best_of, error_reason, is_metric
 from bishop_ray.tuning.searcher import StudySearcher
@@ -28,38 +27,12 @@ from bishop_ray.tuning.space import load_space
 from bishop_ray.tuning.store import open_study, sampler_factory
 from bishop_ray.tuning.study import StudyFailed, run_study
 from bishop_ray.tuning.suite import run_studies
-from tests.fakes import make_table
 
 TINY = Path(__file__).with_name("tiny_space.yaml")
 SPACE = TINY.read_text("utf-8")
 
 
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[Cluster]:
-    import ray
-
-    yield connect()
-    ray.shutdown()
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> StudyConfig:
-    space = tmp_path / "tiny.yaml"
-    space.write_text(SPACE)
-    uri = check_tracking(f"sqlite:///{tmp_path}/mlflow.db")
-    return StudyConfig(
-        ref=embedded_ref("iris"),
-        model="bishop",
-        space=str(space),
-        trials=3,
-        max_epochs=3,
-        metric="",
-        split=SplitProtocol((0.7, 0.2, 0.1)),
-        eval_seeds=1,
-        max_concurrent=2,
-        storage=str(tmp_path / "store"),
-        tracking_uri=uri,
-    )
+pytest_plugins = ("study_fixtures",)
 
 
 def table_ref(tmp_path: Path, rows: int = 120) -> DatasetRef:

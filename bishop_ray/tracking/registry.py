@@ -198,6 +198,11 @@ def _move_aliases(client: MlflowClient, name: str, version: ModelVersion, alias:
 
 def _compare(new: ModelVersion, champion: ModelVersion) -> str:
     """Why `new` becomes champion, or "no: ..." why not."""
+    data = [version.tags.get("bishop.data", "") for version in (new, champion)]
+    if data[0] != data[1]:
+        return (
+            f"yes: version {champion.version} was trained on other data or another split; its score says nothing here"
+        )
     metrics = [version.tags.get("bishop.metric", "") for version in (new, champion)]
     if metrics[0] != metrics[1]:
         return f"no: metric {metrics[0]!r} cannot be compared with the champion's {metrics[1]!r}"
@@ -205,10 +210,5 @@ def _compare(new: ModelVersion, champion: ModelVersion) -> str:
         scores = [float(version.tags["val_score"]) for version in (new, champion)]
     except (KeyError, ValueError):
         return f"no: version {champion.version} has no readable val_score"
-    data = [version.tags.get("bishop.data", "") for version in (new, champion)]
-    if data[0] != data[1]:
-        return (
-            f"yes: version {champion.version} was trained on other data or another split; its score says nothing here"
-        )
     better = scores[0] > scores[1]
     return f"{'yes' if better else 'no'}: {scores[0]:.6g} against {scores[1]:.6g} of version {champion.version}"
