@@ -191,7 +191,7 @@ def test_a_study_as_people_see_it(uri: str, tracker_of: Callable[..., StudyTrack
 
     found = children(uri)
     assert found.status.to_dict() == {0: "FINISHED", 7: "KILLED", 8: "FAILED"}
-    assert found.name.to_dict() == {0: "trial-0000", 7: "trial-0007", 8: "trial-0008"}
+    assert found.name.to_dict() == {0: "trial-0000 wine", 7: "trial-0007 wine", 8: "trial-0008 wine"}
     assert found["tags.bishop.reason"].tolist() == ["patience", "early-stopped", "loss is NaN in epoch 3"]
     assert set(found["tags.dataset"]) == {"wine"}
     run = client.get_run(tracker.run_id(0))

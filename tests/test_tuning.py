@@ -21,7 +21,7 @@ from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tracking import runs_frame
 from bishop_ray.tuning.cluster import Cluster, concurrency, trial_resources
 from bishop_ray.tuning.prepare import load
-from bishop_ray.tuning.recorder import Progress, best_of, error_reason, is_metric
+from bishop_ray.tuning.recorder import Progress, best_of, curves, error_reason, is_metric
 from bishop_ray.tuning.searcher import StudySearcher
 from bishop_ray.tuning.space import load_space
 from bishop_ray.tuning.store import open_study, sampler_factory
@@ -77,6 +77,8 @@ def test_study_to_registered_model(ray_here: Cluster, config: StudyConfig) -> No
     runs = runs_frame(config.tracking_uri, "iris")
     assert len(runs) == 4
     assert set(runs["status"]) <= {"FINISHED", "KILLED"}
+    trials = runs[runs["name"].str.startswith("trial-")] if "name" in runs else runs
+    assert trials["metrics.best_val_score"].max() == pytest.approx(result.val_score)
     assert not list((Path(config.storage) / "studies" / config.name).glob("tune-*")), "Tune's own files are removed"
 
     again = run_study(config)
@@ -268,6 +270,9 @@ def test_small_parts_of_the_recorder(tmp_path: Path) -> None:
     assert not is_metric("pid", 3)
     assert not is_metric("done", True)
     assert not is_metric("config/params/model/d_model", 3)
+
+    result = {"train_loss": 1, "epoch_seconds": 2.0, "alpha/enc1.row": 1.5, "pid": 7, "workers": 0, "best_epoch": 1}
+    assert curves(result) == {"epoch/train_loss": 1.0, "epoch/seconds": 2.0, "layers/alpha/enc1.row": 1.5}
 
     class Trial:
         error_file = str(tmp_path / "error.txt")

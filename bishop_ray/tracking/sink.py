@@ -128,7 +128,9 @@ class RunSink:
             own = {"mlflow.parentRunId": self.parent_id, "bishop.trial": str(number)}
             shared = {key: value for key, value in self._study["tags"].items() if not key.startswith("version.")}
             all_tags = {**shared, **(tags or {}), **self._tags("trial"), **own}
-            self.run_ids[number] = self._create(f"trial-{number:04d}", all_tags, time)
+            # A list of a whole suite's runs, sorted by score, must still say whose trial this is.
+            name = f"trial-{number:04d} {self._study['tags'].get('dataset', '')}".rstrip()
+            self.run_ids[number] = self._create(name, all_tags, time)
         return self.run_ids[number]
 
     def _on_metrics(self, event: Event) -> None:
@@ -189,7 +191,17 @@ class RunSink:
 
     def _create(self, name: str, tags: Mapping[str, Any], time: int) -> str:
         run = self.client.create_run(self._experiment, start_time=time, tags=short_tags(tags), run_name=name)
+        self._dataset(str(run.info.run_id))
         return str(run.info.run_id)
+
+    def _dataset(self, run_id: str) -> None:
+        """Names the data in MLflow's own field, which its UI shows and filters by."""
+        from mlflow.entities import Dataset, DatasetInput
+
+        tags = self._study["tags"]
+        if tags.get("dataset") and tags.get("data_hash"):
+            data = Dataset(tags["dataset"], tags["data_hash"], source_type="code", source="{}")
+            self._call(self.client.log_inputs, run_id, [DatasetInput(data, [])])
 
     def _reopen(self, run_id: str, tags: Mapping[str, Any]) -> None:
         self._call(self.client.update_run, run_id, "RUNNING")

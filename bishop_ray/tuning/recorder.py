@@ -131,8 +131,7 @@ class StudyRecorder(Callback):
         if epoch not in self._past.setdefault(number, {}):
             self._asked[number].report(float(result[SCORE]), epoch)
             self._past[number][epoch] = float(result[SCORE])
-        metrics = {k: float(v) for k, v in result.items() if is_metric(k, v)}
-        self._tracker.trial_reported(number, epoch, metrics)
+        self._tracker.trial_reported(number, epoch, curves(result))
         self._progress.epochs += 1
         if math.isfinite(result[SCORE]):
             before = self._progress.best
@@ -169,7 +168,8 @@ class StudyRecorder(Callback):
         status = {TrialState.COMPLETE: "FINISHED", TrialState.PRUNED: "KILLED"}.get(state, "FAILED")
         summary = {"seconds": seconds}
         if SCORE in result:
-            summary["epochs"] = float(result["epoch"])
+            summary |= {"best_val_score": float(result[SCORE]), "best_epoch": float(result["best_epoch"])}
+            summary |= {"epochs": float(result["epoch"]), "workers": float(result["workers"])}
         self._tracker.trial_finished(number, status, reason, summary)
         name = {"FINISHED": "complete", "KILLED": "pruned"}.get(status, "failed")
         if self._progress.best is not None:
@@ -199,6 +199,17 @@ _BOOKKEEPING = {
     "timestamp", "training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore", "pid", "epoch",
     "iterations_since_restore", "done", "should_checkpoint",
 }  # fmt: skip
+
+
+def curves(result: dict[str, Any]) -> dict[str, float]:
+    """One epoch's numbers under the names of MLflow's charts: ``epoch/...`` first, then ``layers/...`` by kind."""
+    numbers = {name: float(value) for name, value in result.items() if is_metric(name, value)}
+    for once in ("workers", "best_epoch"):
+        numbers.pop(once, None)
+    return {
+        f"layers/{name}" if "/" in name else f"epoch/{name.removeprefix('epoch_')}": value
+        for name, value in numbers.items()
+    }
 
 
 def is_metric(name: str, value: Any) -> bool:
