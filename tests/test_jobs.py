@@ -68,7 +68,7 @@ def test_from_file_to_prediction_in_another_folder(table: Path, tmp_path: Path) 
     result = run(*flags, "--output", str(tmp_path / "board.csv"), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr == "", "library noise is kept out"
-    assert "registered model: houses (version 1, alias bishop)" in result.stdout
+    assert "registered model: houses (version 1, alias bishop; also champion)" in result.stdout
     assert "mlflow ui --backend-store-uri sqlite:////" in result.stdout
     board = pd.read_csv(tmp_path / "board.csv")
     assert list(board["dataset"]) == ["houses"]
@@ -76,7 +76,7 @@ def test_from_file_to_prediction_in_another_folder(table: Path, tmp_path: Path) 
     assert board["mean"][0] < board["linear"][0]
 
     lines = [line.strip() for line in result.stdout.splitlines() if line.startswith("    ")]
-    code = "\n".join(line for line in lines if "bishop_ray" in line and "mlflow" not in line)
+    code = "\n".join(line for line in lines if line.startswith(("import bishop_ray", "model = ")))
     code += (
         "\nimport pandas as pd"
         "\nframe = pd.DataFrame({'street': ['never', None], 'extra': [1, 2], 'rooms': [3, None], 'same': ['x', 'x']})"
@@ -187,8 +187,11 @@ def test_two_workers_per_trial(table: Path) -> None:
 def test_dry_run_trains_nothing(table: Path, tmp_path: Path) -> None:
     result = run("--table", str(table), "--target", "price", "--dry-run", "--trials", "7")
     assert result.returncode == 0, result.stderr
-    assert "houses: regression, 1 numerical + 1 categorical columns, 63 train / 18 validation / 9 test" in result.stdout
-    assert "trials per study: 7" in result.stdout
+    assert (
+        "houses-bishop-s0: regression, 1 numerical + 1 categorical columns, 63 train / 18 validation / 9"
+        in result.stdout
+    )
+    assert "bishop: 7 trials per study" in result.stdout
     assert "model.d_model" in result.stdout
     assert not (tmp_path / "home").exists()
 
