@@ -21,12 +21,13 @@ from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tracking import runs_frame
 from bishop_ray.tuning.cluster import Cluster, concurrency, trial_resources
 from bishop_ray.tuning.prepare import load
-from bishop_ray.tuning.recorder import Progress, best_of, curves, error_reason, is_metric
+from bishop_ray.tuning.recorder import Progress, curves, error_reason, is_metric
 from bishop_ray.tuning.searcher import StudySearcher
 from bishop_ray.tuning.space import load_space
 from bishop_ray.tuning.store import open_study, sampler_factory
 from bishop_ray.tuning.study import StudyFailed, run_study
 from bishop_ray.tuning.suite import run_studies
+from bishop_ray.tuning.trials import best_of
 
 TINY = Path(__file__).with_name("tiny_space.yaml")
 SPACE = TINY.read_text("utf-8")

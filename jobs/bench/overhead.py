@@ -58,10 +58,11 @@ def per_trial(config: StudyConfig) -> tuple[float, float]:
     """Wall seconds per trial in the search and in a plain loop over the same trainings."""
     from bishop_ray.training.worker import TrialSettings, train_here
     from bishop_ray.tuning.prepare import load, prepare
-    from bishop_ray.tuning.recorder import Progress, params_of
+    from bishop_ray.tuning.recorder import Progress
     from bishop_ray.tuning.space import load_space
     from bishop_ray.tuning.store import open_study
     from bishop_ray.tuning.study import run_study
+    from bishop_ray.tuning.trials import params_of
 
     times: list[float] = []
 

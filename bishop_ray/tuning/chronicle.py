@@ -1,0 +1,141 @@
+"""A study's beginning and end in MLflow: its parent run, its stored result, its registered winner."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.reports import leaderboard, to_csv
+from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
+from bishop_ray.tuning.evaluate import Evaluation
+from bishop_ray.tuning.prepare import Prepared
+from bishop_ray.tuning.space import SearchSpace, flatten
+from bishop_ray.tuning.store import OpenStudy, remove_study, stored_identity, study_folder
+from bishop_ray.tuning.trials import count_states, params_of, trial_rows
+
+
+def start_over(config: StudyConfig) -> None:
+    """Ends what an earlier, perhaps killed run left open in MLflow, then removes the study."""
+    if identity := stored_identity(config):
+        _settle(config, identity, "KILLED", "started over")
+    remove_study(config)
+
+
+def finished_result(config: StudyConfig, opened: OpenStudy) -> StudyResult | None:
+    """The stored result, if this very command ended before."""
+    stored = opened.result
+    if not stored or count_states(opened.study).total() < config.trials:
+        return None
+    if stored["eval_seeds"] != config.eval_seeds:
+        return None
+    _settle(config, opened.identity, "FINISHED", "finished")
+    return StudyResult(**{k: v for k, v in stored.items() if k != "eval_seeds"} | {"reused": True})
+
+
+def _settle(config: StudyConfig, identity: str, status: str, reason: str) -> None:
+    spool = study_folder(config) / SPOOL
+    settle(config.tracking_uri, config.ref.experiment, identity, spool, status, reason)
+
+
+def open_tracker(config: StudyConfig, space: SearchSpace, prepared: Prepared, opened: OpenStudy) -> StudyTracker:
+    """The study's parent run in MLflow, with everything that decides its result."""
+    spec = prepared.data.spec
+    params = {
+        "trials": config.trials,
+        "time_budget_seconds": config.time_budget,
+        "max_epochs": config.max_epochs,
+        "sampler": config.sampler,
+        "scheduler": config.scheduler,
+        "seed": config.seed,
+        "eval_seeds": config.eval_seeds,
+        "split": str(config.split),
+        "trainer": config.trainer,
+        "workers_per_trial": config.resources.workers,
+        "cpus_per_worker": config.resources.cpus,
+        "gpus_per_worker": config.resources.gpus,
+        "max_concurrent": config.max_concurrent,
+        "space": {name: str(value) for name, value in space.entries.items()},
+    }
+    tags = {
+        "dataset": config.ref.key,
+        "suite": config.ref.group,
+        "model": config.model,
+        "task": spec.task.value,
+        "metric": config.metric,
+        "search_space": space.name,
+        "data_hash": prepared.fingerprint,
+        "rows": "/".join(map(str, prepared.rows)),
+        "columns": f"{spec.n_num} numerical, {spec.n_cat} categorical",
+    }
+    return StudyTracker(
+        config.tracking_uri,
+        config.ref.experiment,
+        config.name,
+        folder=opened.folder,
+        study_id=opened.identity,
+        params=params,
+        tags=tags | environment(),
+        texts={"search_space.yaml": space.source},
+    )
+
+
+def finish(
+    config: StudyConfig,
+    prepared: Prepared,
+    opened: OpenStudy,
+    tracker: StudyTracker,
+    best: tuple[int, float],
+    final: Evaluation,
+    seconds: float,
+) -> StudyResult:
+    """Registers the winner, then writes the result to the tracker and the study."""
+    scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
+    scores |= {f"test_score_{name}": value for name, value in final.references.items()}
+    scores["test_score"] = final.test_scores[final.registered]
+    run_id = tracker.parent_run_id()
+    model = register_best(
+        final.predictor,
+        config.ref.key,
+        alias=config.model,
+        val_score=final.val_scores[final.registered],
+        example=prepared.example.frame,
+        run_id=run_id,
+        uri=config.tracking_uri,
+        study_id=opened.identity,
+        data_key=f"{prepared.fingerprint} {config.split}",
+        metric=config.metric,
+        metrics=scores,
+        tags={"seed": str(final.seeds[final.registered]), "data_hash": prepared.fingerprint},
+    )
+    result = StudyResult(
+        dataset=config.ref.key,
+        model=config.model,
+        metric=config.metric,
+        trials=dict(count_states(opened.study)),
+        best_trial=best[0],
+        val_score=best[1],
+        test_mean=final.test_mean,
+        test_std=final.test_std,
+        test_scores=list(final.test_scores),
+        linear=final.references["linear"],
+        mean=final.references["mean"],
+        registered=model.name,
+        version=str(model.version),
+        seconds=seconds,
+        rows=list(prepared.rows),
+        params=flatten(params_of(opened.study, best[0])),
+        parent_run=run_id,
+        champion=model.champion,
+    )
+    tracker.log_final(
+        {**scores, "best_val_score": best[1], **{f"trials_{k}": float(v) for k, v in result.trials.items()}},
+        tags={
+            "best_trial": str(best[0]),
+            "registered_model": f"{model.name} v{model.version}",
+            "test_openings": str(opened.test_openings),
+        },
+        texts={"leaderboard.csv": to_csv(leaderboard([result]))},
+        tables={"leaderboard.json": trial_rows(opened.study)},
+    )
+    opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds})
+    return result

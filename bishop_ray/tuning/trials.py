@@ -1,0 +1,64 @@
+"""Questions to a study: which trial is best, how many ended how, with what parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from bishop_ray.config import Params
+from bishop_ray.tuning.searcher import PARAMS
+from bishop_ray.tuning.space import unflatten
+
+
+def best_of(study: optuna.Study) -> tuple[int, float] | None:
+    """Number and score of the best trial, early-stopped ones included; ties go to the earlier trial."""
+    scored = [
+        (value, -t.number)
+        for t in study.get_trials(deepcopy=False)
+        if t.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        and (value := t.value if t.value is not None else last_value(t)) is not None
+        and math.isfinite(value)
+    ]
+    return (-max(scored)[1], max(scored)[0]) if scored else None
+
+
+def last_value(trial: optuna.trial.FrozenTrial) -> float | None:
+    """The last reported score of a trial (scores are best-so-far, so it is its best)."""
+    values = trial.intermediate_values
+    return values[max(values)] if values else None
+
+
+def count_states(study: optuna.Study) -> Counter[str]:
+    """Trials by state, in the words of `Progress`."""
+    names = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+    return Counter(names[t.state] for t in study.get_trials(deepcopy=False) if t.state in names)
+
+
+def params_of(study: optuna.Study, number: int) -> Params:
+    """The full parameters of a trial, as its searcher stored them."""
+    return unflatten(json.loads(study.get_trials(deepcopy=False)[number].user_attrs[PARAMS]))
+
+
+def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
+    """The study's trials, best first, for the leaderboard table in MLflow."""
+    rows = [
+        {
+            "trial": t.number,
+            "state": t.state.name.lower(),
+            "best_val_score": t.value if t.value is not None else last_value(t),
+            "epochs": max(t.intermediate_values, default=0),
+            "seconds": t.user_attrs.get("seconds", 0.0),
+            "reason": t.user_attrs.get("reason", ""),
+            **t.params,
+        }
+        for t in study.get_trials(deepcopy=False)
+        if t.state.is_finished()
+    ]
+    return sorted(
+        rows, key=lambda row: -math.inf if row["best_val_score"] is None else row["best_val_score"], reverse=True
+    )
