@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from bishop_ray.listing import trials_words
+from bishop_ray.listing import NO_LIMIT, trials_words
 from bishop_ray.reports import clock, leaderboard, render, score_words, to_csv, write_csv
 from bishop_ray.tracking import public_uri
 from bishop_ray.tracking.leaderboard import log_leaderboard
@@ -100,7 +100,7 @@ class LiveScreen:
 
         title = f"study {len(self._rows)} of {self._studies}" if self._studies > 1 else ""
         table = Table(box=box.SIMPLE_HEAD, title=(title + _left(self._deadline)).removeprefix(", "), pad_edge=False)
-        for name in ("dataset", "model", "trials", "running", "early", "failed", "best", "time", "last event"):
+        for name in ("dataset", "model", "trials", "running", "early", "failed", "best", "time", "left", "last event"):
             table.add_column(name)
         for config, progress, started in self._rows.values():
             counts = progress.counts
@@ -114,9 +114,22 @@ class LiveScreen:
                 str(counts["failed"]),
                 best,
                 clock(time.monotonic() - started),
+                time_left(progress, time.monotonic() - started),
                 progress.last,
             )
         return table
+
+
+def time_left(progress: Progress, elapsed: float) -> str:
+    """A guess at what the search still takes: as long per trial as so far; "" before the first trial ended.
+
+    Args:
+        progress: Of the study.
+        elapsed: Seconds since it began in this process.
+    """
+    if not progress.finished or progress.total >= NO_LIMIT:
+        return ""
+    return f"~{clock(elapsed / progress.finished * (progress.total - progress.finished))}"
 
 
 def _left(deadline: float) -> str:

@@ -1,0 +1,73 @@
+"""What a person sees while a study runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bishop_ray.config import StudyConfig
+from bishop_ray.data.split import DATASETS_I
+from bishop_ray.data.suites import embedded_ref
+from bishop_ray.reports import clock
+from bishop_ray.screen import LiveScreen, PlainScreen, announce, time_left
+from bishop_ray.tuning.recorder import Progress
+
+
+@pytest.fixture
+def config() -> StudyConfig:
+    ref = embedded_ref("iris")
+    return StudyConfig(
+        ref=ref, model="bishop", space="bishop_small", trials=8, max_epochs=30, metric="", split=DATASETS_I
+    )
+
+
+def progress(last: str = "trial 1 epoch 3: 0.9000") -> Progress:
+    return Progress(8, "auc", Counter(running=2, complete=1, pruned=2, failed=1), 0.91234, 9, last)
+
+
+def test_plain_lines_show_ends_at_once_and_epochs_now_and_then(
+    config: StudyConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with PlainScreen(studies=1, deadline=0.0, every=1000) as screen:
+        for event in ("trial 1 started", "trial 1 epoch 1: 0.5", "trial 1 epoch 2: 0.6", "trial 1 complete (patience)"):
+            screen(config, progress(event))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" (4/8")[0] for line in lines] == [
+        "iris: trial 1 started",
+        "iris: trial 1 epoch 1: 0.5",
+        "iris: trial 1 complete (patience)",
+    ]
+    assert all("4/8 trials, best 0.9123" in line for line in lines)
+
+
+def test_live_table_shows_states_best_and_time_left(config: StudyConfig) -> None:
+    screen = LiveScreen(studies=2, deadline=0.0)
+    screen(config, progress())
+    console = Console(width=200, record=True, file=Path("/dev/null").open("w"))
+    console.print(screen._render())
+    text = console.export_text()
+    for words in ("study 1 of 2", "iris", "4/8", "0.9123 auc", "trial 1 epoch 3: 0.9000", "early", "failed", "left"):
+        assert words in text
+    screen._live.stop()
+
+
+def test_time_left() -> None:
+    assert time_left(progress(), 40.0) == "~40s"
+    assert time_left(Progress(8, "auc"), 40.0) == ""
+
+
+def test_announcement_says_when_the_space_is_the_small_one(
+    config: StudyConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce([config], own_space=False)
+    announce([config], own_space=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert "no GPU: the small space" in lines[0]
+    assert "no GPU" not in lines[1]
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (5.9, 75, 3700)] == ["5s", "1m15s", "1h01m"]
