@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -46,7 +46,7 @@ def test_plain_lines_show_ends_at_once_and_epochs_now_and_then(
 def test_live_table_shows_states_best_and_time_left(config: StudyConfig) -> None:
     screen = LiveScreen(studies=2, deadline=0.0)
     screen(config, progress())
-    console = Console(width=200, record=True, file=Path("/dev/null").open("w"))
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(screen._render())
     text = console.export_text()
     for words in ("study 1 of 2", "iris", "4/8", "0.9123 auc", "trial 1 epoch 3: 0.9000", "early", "failed", "left"):
