@@ -178,7 +178,7 @@ def test_two_workers_per_trial(table: Path) -> None:
     assert list(trials["metrics.workers"]) == [0.0, 2.0]
     # Same global batches, no dropout: the same training up to rounding.
     assert set(trials["params.model.dropout"].astype(float)) == {0.0}
-    for name in ("metrics.epoch/train_loss", "metrics.val_loss", "metrics.val_score"):
+    for name in ("metrics.epoch/train_loss", "metrics.epoch/val_loss", "metrics.epoch/val_score"):
         assert trials[name].iloc[0] == pytest.approx(trials[name].iloc[1], rel=1e-4, abs=1e-5), name
     scores = [float(re.search(r"test score of houses: r2 (\S+)", r.stdout)[1]) for r in (one, two)]
     assert scores[0] == pytest.approx(scores[1], abs=2e-4), "printed with four digits"

@@ -98,7 +98,7 @@ class StudyRecorder(Callback):
         self._progress = progress
         self._listener = listener
         self._settings = settings
-        self._running: dict[int, float] = {}
+        self._running: dict[int, tuple[float, Any]] = {}
         self._past = {t.number: dict(t.intermediate_values) for t in study.get_trials(deepcopy=False)}
         self.stopping = EARLY_STOPPED
         """Why a trial that is stopped from now on is stopped."""
@@ -112,7 +112,7 @@ class StudyRecorder(Callback):
         number = trial.config["number"]
         if number in self._running:
             return
-        self._running[number] = time.monotonic()
+        self._running[number] = (time.monotonic(), trial)
         replay(self._scheduler, trial, self._past.get(number, {}))
         self._tracker.trial_started(number, self._settings.all_params(trial.config["params"]))
         self._changed(f"trial {number} started", running=1)
@@ -148,6 +148,17 @@ class StudyRecorder(Callback):
         """A trial raised or its process died."""
         self._end(trial, TrialState.FAIL, error_reason(trial))
 
+    def end_running(self) -> None:
+        """Ends what ran when the whole search was stopped: Tune tells no callback of it.
+
+        A trial that had reported nothing stays open in the study, for the next run.
+        """
+        for number, (_, trial) in list(self._running.items()):
+            if self._past.get(number):
+                self._end(trial, TrialState.PRUNED, self.stopping, trial.last_result)
+            elif self._settings.through_ray_train:
+                release_group(trial.trial_id)
+
     def _end(self, trial: Any, state: TrialState, reason: str, result: dict[str, Any] | None = None) -> None:
         number = trial.config["number"]
         if self._settings.through_ray_train:
@@ -155,7 +166,7 @@ class StudyRecorder(Callback):
         # A trial that ended is never resumed: 200 checkpoints would fill a disk.
         shutil.rmtree(trial_folder(self._settings, number), ignore_errors=True)
         result = result or {}
-        seconds = time.monotonic() - self._running.pop(number, time.monotonic())
+        seconds = time.monotonic() - self._running.pop(number, (time.monotonic(), trial))[0]
         asked = self._asked[number]
         asked.set_user_attr("reason", reason)
         asked.set_user_attr("seconds", round(seconds, 3))
@@ -180,7 +191,7 @@ class StudyRecorder(Callback):
 
     def longest_running(self) -> float:
         """Seconds since the oldest trial that still runs began, 0 if none does."""
-        return time.monotonic() - min(self._running.values(), default=time.monotonic())
+        return time.monotonic() - min((began for began, _ in self._running.values()), default=time.monotonic())
 
     def _shown(self, score: float) -> str:
         return f"{display(self._progress.metric, score):.4f}"

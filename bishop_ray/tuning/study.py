@@ -159,6 +159,7 @@ def _search(
                 name=attempt, storage_path=str(opened.folder), callbacks=[recorder], verbose=0, stop=stopper
             ),
         ).fit()
+        recorder.end_running()
     finally:
         # Tune's and Train's own state is never read back: the study is the record.
         shutil.rmtree(opened.folder / attempt, ignore_errors=True)
