@@ -89,6 +89,13 @@ def per_trial(config: StudyConfig) -> tuple[float, float]:
     return (times[-1] - times[0]) / config.trials, plain / config.trials
 
 
+def processor() -> str:
+    """The processor's own name, where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def main() -> int:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -101,7 +108,7 @@ def main() -> int:
     from bishop_ray.tuning.cluster import connect
 
     versions = [f"{name} {version(name)}" for name in ("ray", "torch", "optuna", "mlflow")]
-    machine = platform.processor() or platform.machine()
+    machine = processor()
     print(", ".join([machine, f"{os.cpu_count()} CPUs", f"Python {platform.python_version()}", *versions]))
     with tempfile.TemporaryDirectory() as folder:
         seconds = [first_epoch(folder, seed) for seed in range(args.runs + 1)][1:]
