@@ -117,7 +117,11 @@ def _check_output(output: str) -> None:
 
 
 def _check_metric(metric: str | None, refs: list[DatasetRef]) -> None:
-    """For the four known suites the task is known before anything is loaded; the name is checked always."""
+    """The name is checked always, the fit where the task is known: for the four suites, and for tasks already fetched.
+
+    Raises:
+        UserError: An unknown metric, or one that does not fit.
+    """
     if not metric:
         return
     from bishop_ray.data.table import TaskType
@@ -129,6 +133,11 @@ def _check_metric(metric: str | None, refs: list[DatasetRef]) -> None:
     short = {str(number): name for name, number in SUITES.items()} | {name: name for name in SUITES}
     for group in {short[ref.group] for ref in refs if ref.group in short}:
         check_metric(metric, TaskType.BINARY if group.endswith("C") else TaskType.REGRESSION)
+    for ref in refs:
+        if ref.kind == "openml" and ref.group == ref.locator:
+            from bishop_ray.data.sources import load_dataset
+
+            check_metric(metric, load_dataset(ref).task)
 
 
 def _check(uri: str, configs: list[StudyConfig], loaded: Loaded | None) -> None:

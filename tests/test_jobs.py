@@ -321,3 +321,9 @@ def test_suite_on_the_mirror(mirror: str, tmp_path: Path, openml_cache: Path) ->
     assert list(board["dataset"]) == ["361093-analcatdata_supreme", "361288-abalone"]
     assert list(board["metric"]) == ["r2", "r2"]
     assert not list(Path(os.environ["BISHOP_RAY_HOME"]).glob("studies/*/tune-*"))
+
+
+def test_metric_that_fits_none_of_several_tasks(mirror: str, openml_cache: Path) -> None:
+    flags = ["--task", "361093", "361288", "--openml-server", mirror, "--metric", "auc"]
+    with pytest.raises(UserError, match="metric 'auc' does not fit a regression task"):
+        commands.tune(cli.tune_parser().parse_args(flags))

@@ -34,13 +34,11 @@ class OpenStudy:
         study: The Optuna study, the one record of the search.
         folder: Checkpoints, journal, predictors.
         identity: Unique per start (``--fresh`` makes a new one); MLflow runs carry it.
-        resumed: Whether the study existed.
     """
 
     study: optuna.Study
     folder: Path
     identity: str
-    resumed: bool
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -137,7 +135,7 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
             study.enqueue_trial(point, skip_if_exists=True)
         study.set_user_attr(_ID, uuid.uuid4().hex[:12])
         study.set_user_attr(_FACTS, json.dumps(facts))
-    return OpenStudy(study, folder, str(study.user_attrs[_ID]), resumed=bool(stored))
+    return OpenStudy(study, folder, str(study.user_attrs[_ID]))
 
 
 def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str, Any]:
