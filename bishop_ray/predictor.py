@@ -1,7 +1,8 @@
 """Predictor = Preprocessor + fitted model: a DataFrame in, labels or target values out. What is registered.
 
-On disk a folder of two files, no pickle: ``predictor.json`` and ``weights.safetensors``
-(https://huggingface.co/docs/safetensors). It loads on a machine without a GPU.
+On disk a folder without pickle: ``predictor.json``, and ``weights.safetensors`` of a network
+(https://huggingface.co/docs/safetensors) or a folder ``model`` in the safe format of an estimator's own library. It
+loads on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from bishop_ray.errors import UserError
 from bishop_ray.models import create_model
 from bishop_ray.models.base import Estimator, Network
 
-FORMAT = 1
+FORMAT = 2
 """Version of the folder's format; a folder of a newer one is refused, of an older one read."""
 
 MANIFEST = "predictor.json"
 WEIGHTS = "weights.safetensors"
+MODEL = "model"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Predictor:
         building = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
         building.mkdir()
         try:
-            digest = _save_weights(self.model, building / WEIGHTS)
+            digest = _save_model(self.model, building)
             manifest = {
                 "format": FORMAT,
                 "bishop_ray": bishop_ray.__version__,
@@ -143,7 +145,7 @@ class Predictor:
                 model = create_model(name, spec, hparams)
             except (TypeError, ValueError) as error:
                 raise UserError(f"{folder / MANIFEST}: no {name} can be built from it ({error})") from error
-        _load_weights(model, folder / WEIGHTS, digest)
+        _load_model(model, folder, digest)
         return cls(preprocessor, model, name, hparams, info)
 
 
@@ -154,21 +156,34 @@ def fingerprint(folder: Path | str) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _save_weights(model: Network | Estimator, path: Path) -> str:
-    """Writes the model's state and returns the file's hash. Models of other libraries add their own form here."""
-    if not isinstance(model, Network):
-        raise TypeError(f"{type(model).__name__} has no file format yet; expected a Network")
+def _save_model(model: Network | Estimator, folder: Path) -> str:
+    """Writes the fitted model into the predictor's folder and returns a hash of what was written."""
+    if isinstance(model, Estimator):
+        (folder / MODEL).mkdir()
+        model.save(folder / MODEL)
+        for path in _files(folder / MODEL):
+            _flush(path)
+        return _hash_folder(folder / MODEL)
     # Clones: safetensors refuses tensors that share memory (tied weights).
     state = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    save_file(state, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return _sha256(path)
+    save_file(state, folder / WEIGHTS)
+    _flush(folder / WEIGHTS)
+    return _sha256(folder / WEIGHTS)
 
 
-def _load_weights(model: Network | Estimator, path: Path, digest: str) -> None:
-    if not isinstance(model, Network):
-        raise TypeError(f"{type(model).__name__} has no file format yet; expected a Network")
+def _load_model(model: Network | Estimator, folder: Path, digest: str) -> None:
+    if isinstance(model, Network):
+        _load_weights(model, folder / WEIGHTS, digest)
+        return
+    if not (folder / MODEL).is_dir():
+        raise UserError(f"{folder / MODEL}: missing")
+    # Before it is read: what another library makes of a changed file is its own business.
+    if _hash_folder(folder / MODEL) != digest:
+        raise UserError(f"{folder / MODEL}: damaged, or not the model that {MANIFEST} was written with (hash differs)")
+    model.load(folder / MODEL)
+
+
+def _load_weights(model: Network, path: Path, digest: str) -> None:
     try:
         found = _sha256(path)
         state = load_file(path, device="cpu")
@@ -218,6 +233,21 @@ def _write_through(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _hash_folder(folder: Path) -> str:
+    """Of names and contents of all files."""
+    parts = [f"{path.relative_to(folder)} {_sha256(path)}" for path in _files(folder)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -13,36 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bishop_ray.data.columns import category_codes, is_moment, to_numbers
+from bishop_ray.data.columns import category_codes, to_numbers
+from bishop_ray.data.numbers import NUMERIC_KINDS, NumericColumn, coded_numbers, fit_number
 from bishop_ray.data.table import RawDataset, Table, TableSpec
 from bishop_ray.data.target import Label, TargetCoder
 from bishop_ray.errors import BadTable
 
 logger = logging.getLogger(__name__)
-
-_MAX_DEVIATIONS = 1e4
-"""Standardised values are cut here: no training row of fewer than 10^8 gets so far, a stray request might."""
-
-
-@dataclass(frozen=True)
-class NumericColumn:
-    """What was learnt of one numerical column.
-
-    Attributes:
-        name: Column name.
-        moment: Holds points in time, read as seconds since 1970.
-        median: Of the finite training values; fills the missing ones.
-        center: Subtracted (mean; 0 when handed over raw, the earliest training moment for raw points in time).
-        scale: Divided by (standard deviation; 1 when handed over raw or constant).
-        indicator: Train had missing values: an extra 0/1 column tells them apart.
-    """
-
-    name: str
-    moment: bool
-    median: float
-    center: float
-    scale: float
-    indicator: bool
 
 
 @dataclass(frozen=True)
@@ -61,7 +38,7 @@ class Preprocessor:
     categorical columns in training order.
 
     Attributes:
-        numeric: "normal" (standardised) or "raw" (as they are).
+        numeric: One of `numbers.NUMERIC_KINDS`.
         numbers: The numerical columns.
         categories: The categorical columns.
         target: The target's coder.
@@ -82,13 +59,13 @@ class Preprocessor:
 
         Args:
             train: The training rows, no others.
-            numeric: What the model declares: "normal" or "raw".
+            numeric: What the model declares, one of `numbers.NUMERIC_KINDS`.
 
         Raises:
             BadTable: No column is left, text in a numerical column, a target that cannot be coded.
         """
-        if numeric not in ("normal", "raw"):
-            raise ValueError(f"numeric must be 'normal' or 'raw'; found {numeric!r}")
+        if numeric not in NUMERIC_KINDS:
+            raise ValueError(f"numeric must be one of {', '.join(NUMERIC_KINDS)}; found {numeric!r}")
         numbers: list[NumericColumn] = []
         categories: list[CategoricalColumn] = []
         dropped: list[str] = []
@@ -96,7 +73,7 @@ class Preprocessor:
             series = train.frame[name]
             if name in train.categorical and (category := _fit_category(series)):
                 categories.append(category)
-            elif name not in train.categorical and (number := _fit_number(series, numeric)):
+            elif name not in train.categorical and (number := fit_number(series, numeric)):
                 numbers.append(number)
             else:
                 dropped.append(name)
@@ -138,7 +115,7 @@ class Preprocessor:
         return Table(x_num, x_cat, self.encode_target(raw.target))
 
     def transform_features(self, frame: pd.DataFrame) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """x_num (R, N) float32 without NaN or infinity, x_cat (R, C) int64 of a frame with R rows.
+        """x_num (R, N) float32, x_cat (R, C) int64 of a frame with R rows.
 
         Columns are found by name: their order, further columns and the index do not matter.
 
@@ -147,7 +124,7 @@ class Preprocessor:
         """
         positions = self._positions(frame)
         values = [to_numbers(frame.iloc[:, positions[c.name]].rename(c.name), c.moment) for c in self.numbers]
-        parts = [_scaled(v, c, self.numeric) for v, c in zip(values, self.numbers, strict=True)]
+        parts = [coded_numbers(v, c, self.numeric) for v, c in zip(values, self.numbers, strict=True)]
         parts += [
             (~np.isfinite(v)).astype(np.float32) for v, c in zip(values, self.numbers, strict=True) if c.indicator
         ]
@@ -170,7 +147,7 @@ class Preprocessor:
         """Plain JSON values; Python writes and reads floats exactly."""
         return {
             "numeric": self.numeric,
-            "numbers": [asdict(column) for column in self.numbers],
+            "numbers": [asdict(column) | {"quantiles": list(column.quantiles)} for column in self.numbers],
             "categories": [{"name": column.name, "levels": list(column.levels)} for column in self.categories],
             "target": self.target.to_dict(),
             "order": list(self.order),
@@ -182,7 +159,7 @@ class Preprocessor:
         """The inverse of `to_dict`."""
         return cls(
             data["numeric"],
-            tuple(NumericColumn(**column) for column in data["numbers"]),
+            tuple(NumericColumn(**c | {"quantiles": tuple(c.get("quantiles", ()))}) for c in data["numbers"]),
             tuple(CategoricalColumn(column["name"], tuple(column["levels"])) for column in data["categories"]),
             TargetCoder.from_dict(data["target"]),
             tuple(data["order"]),
@@ -206,37 +183,11 @@ class Preprocessor:
         return {name: found[name][0] for name in self.order}
 
 
-def _fit_number(series: pd.Series, numeric: str) -> NumericColumn | None:
-    """None for a column without information."""
-    moment = is_moment(series)
-    values = to_numbers(series, moment)
-    finite = values[np.isfinite(values)]
-    has_missing = len(finite) < len(values)
-    if not len(finite) or (finite.min() == finite.max() and not has_missing):
-        return None
-    median = float(np.median(finite / 2) * 2)  # the sum of two middle values near the float64 limit overflows
-    if numeric == "raw":
-        # float32 seconds since 1970 would be two minutes apart
-        return NumericColumn(str(series.name), moment, median, float(finite.min()) if moment else 0.0, 1.0, has_missing)
-    filled = np.where(np.isfinite(values), values, median)
-    # squares of values near the float64 limit overflow: take the deviation of the column brought to size 1
-    size = float(np.abs(filled).max()) or 1.0
-    center, scale = float((filled / size).mean() * size), float((filled / size).std() * size)
-    return NumericColumn(str(series.name), moment, median, center, scale if scale > 0 else 1.0, has_missing)
-
-
 def _fit_category(series: pd.Series) -> CategoricalColumn | None:
     """None for a column without information."""
     codes, texts = category_codes(series)
     states = len(texts) + bool((codes < 0).any())
     return CategoricalColumn(str(series.name), tuple(sorted(texts))) if texts and states > 1 else None
-
-
-def _scaled(values: NDArray[np.float64], column: NumericColumn, numeric: str) -> NDArray[np.float32]:
-    filled = np.where(np.isfinite(values), values, column.median)
-    limit = _MAX_DEVIATIONS if numeric == "normal" else float(np.finfo(np.float32).max)
-    with np.errstate(over="ignore"):
-        return np.clip((filled - column.center) / column.scale, -limit, limit).astype(np.float32)
 
 
 def _coded(series: pd.Series, column: CategoricalColumn) -> NDArray[np.int64]:

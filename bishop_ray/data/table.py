@@ -70,7 +70,7 @@ class Table:
     """An encoded split, as networks read it.
 
     Attributes:
-        x_num: (R, N) float32, no NaN or infinity.
+        x_num: (R, N) float32, no infinity; NaN only for models that declare numeric "native".
         x_cat: (R, C) int64; column j lies in [0, cat_cardinalities[j]), 0 is unknown or missing.
         y: (R,) class index int64, or the standardised target float32.
     """

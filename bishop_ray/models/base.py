@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 
 from bishop_ray.data.table import Table, TableSpec, TaskType
 
-NumericKind = Literal["normal", "raw"]
+NumericKind = Literal["normal", "quantile", "raw", "native"]
+"""See ``data/numbers.py``."""
 Array = NDArray[np.float32]
 _SMALL = TableSpec(TaskType.BINARY, 2, (3,), 2)
 
@@ -28,9 +30,14 @@ class Network(nn.Module, ABC):
     """
 
     numeric: ClassVar[NumericKind] = "normal"
-    """How the Preprocessor hands over numbers: standardised, or as they are."""
+    """How the Preprocessor hands over numbers."""
 
     spec: TableSpec
+
+    @classmethod
+    def cannot(cls, spec: TableSpec, rows: int) -> str:
+        """Why the model cannot be trained on `rows` rows of such a table, or ""."""
+        return ""
 
     @classmethod
     def check(cls, **hparams: Any) -> None:
@@ -80,11 +87,29 @@ class Network(nn.Module, ABC):
 
 
 class Estimator(ABC):
-    """A model of another library that trains itself (boosters, forests)."""
+    """A model of another library that trains itself (boosters, forests, foundation models).
 
-    numeric: ClassVar[NumericKind] = "raw"
+    The attributes below `spec` are set by whoever trains, between the constructor and `fit`.
+    """
+
+    numeric: ClassVar[NumericKind] = "native"
+    reports: ClassVar[int] = 1
+    """Into how many equal chunks of rounds `fit` divides a full training; 1 for models without rounds."""
 
     spec: TableSpec
+    n_threads: int = 1
+    """CPU threads that fitting and predicting may use."""
+    device: str = "cpu"
+    """"cpu" or "cuda"."""
+    seed: int = 0
+    rounds: int = 1
+    """Rounds that `predict` uses, from 1. `fit` leaves it at the best round by validation loss; a smaller number may be
+    set afterwards, and survives `save`."""
+
+    @classmethod
+    def cannot(cls, spec: TableSpec, rows: int) -> str:
+        """Why the model cannot be trained on `rows` rows of such a table, or ""."""
+        return ""
 
     @classmethod
     def check(cls, **hparams: Any) -> None:
@@ -93,9 +118,36 @@ class Estimator(ABC):
         build(_SMALL, **hparams)
 
     @abstractmethod
-    def fit(self, train: Table, val: Table, on_round: Callable[[int, float], bool]) -> None:
-        """Trains; calls ``on_round(round, val_score)`` in equal chunks of rounds and stops when it answers True."""
+    def fit(self, train: Table, val: Table, on_round: Callable[[int, Array], bool]) -> None:
+        """Trains, with early stopping on the validation loss.
+
+        Args:
+            train: R rows.
+            val: Validation rows, encoded alike.
+            on_round: Called with the rounds so far and the prediction of the validation rows (as `predict`) after
+                every chunk of ``max rounds / reports`` rounds but not at the end; True ends the training. Never called
+                by models without rounds.
+        """
+
+    @abstractmethod
+    def refit(self, train: Table, rounds: int) -> None:
+        """Trains for exactly `rounds` rounds, without validation rows; models without rounds ignore the number."""
 
     @abstractmethod
     def predict(self, x_num: Array, x_cat: NDArray[np.int64]) -> Array:
-        """Class probabilities (R, K), or the standardised target (R, 1), as float32."""
+        """Class probabilities (R, K), or the standardised target (R, 1), as float32; R = 0 is allowed.
+
+        A row's prediction does not depend on the other rows.
+        """
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes the fitted model into the existing, empty `folder`, in the library's own format that runs no code."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote, on a machine without GPU; nothing in it is executed.
+
+        Raises:
+            UserError: A missing, damaged or untrusted file; names it.
+        """

@@ -85,3 +85,37 @@ class Progress:
         if epoch - self.low_epoch >= config.patience:
             return "patience"
         return "max_epochs" if epoch >= config.max_epochs else ""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a chunk of rounds of an estimator gave.
+
+    Attributes:
+        epoch: Number of the chunk, from 1: the time axis of early stopping.
+        rounds: Rounds (trees) so far.
+        val_loss: Mean loss of the validation rows (cross-entropy in nats, or squared error of the standardised target).
+        val_score: The selection metric on the validation rows, larger is better.
+        best_val_score: Best score so far.
+        best_epoch: Its chunk.
+        best_rounds: Its rounds.
+        seconds: Wall time of this chunk, validation included.
+        stop_reason: "" while training goes on; "finished", or "stopped" when `on_epoch` asked for it.
+    """
+
+    epoch: int
+    rounds: int
+    val_loss: float
+    val_score: float
+    best_val_score: float
+    best_epoch: int
+    best_rounds: int
+    seconds: float
+    stop_reason: str = ""
+
+    def metrics(self) -> dict[str, float]:
+        """All numbers under flat names, for a report."""
+        numbers = asdict(self)
+        for name in ("stop_reason", "seconds"):
+            del numbers[name]
+        return {**numbers, "epoch_seconds": self.seconds}

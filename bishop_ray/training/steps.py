@@ -20,20 +20,22 @@ def build_optimizer(network: nn.Module, config: TrainConfig) -> Adam:
     """Adam (L2 penalty) or AdamW (decoupled decay), betas (0.9, 0.999).
 
     No decay on parameters of fewer than two dimensions (biases, norms, entmax's alpha) nor on those that carry a true
-    attribute `no_weight_decay`. The fused kernel, because it can skip an update without asking the device for a number.
+    attribute `no_weight_decay`. A parameter with an attribute `learning_rate` has that rate of its own. The fused
+    kernel, because it can skip an update without asking the device for a number.
     """
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for parameter in network.parameters():
-        exempt = parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False)
         if parameter.requires_grad:
-            (free if exempt else decayed).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": free, "weight_decay": 0.0},
+            exempt = parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False)
+            rate = float(getattr(parameter, "learning_rate", config.lr))
+            groups.setdefault((not exempt, rate), []).append(parameter)
+    # The network's own rate comes first, whatever parameter stands first: it is the one that is shown.
+    order = sorted(groups, key=lambda key: (key[1] != config.lr, not key[0], key[1]))
+    options: list[dict[str, Any]] = [
+        {"params": groups[key], "lr": key[1], "weight_decay": config.weight_decay if key[0] else 0.0} for key in order
     ]
     kind = AdamW if config.optimizer == "adamw" else Adam
-    return kind([group for group in groups if group["params"]], lr=config.lr, betas=(0.9, 0.999), fused=True)
+    return kind(options, lr=config.lr, betas=(0.9, 0.999), fused=True)
 
 
 class Stepper:
