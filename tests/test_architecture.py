@@ -17,7 +17,7 @@ ORDER = [
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/sources.py",),
-    "torch": ("bishop_ray/models/", "bishop_ray/training/", "bishop_ray/predictor.py"),
+    "torch": ("bishop_ray/models/", "bishop_ray/training/", "bishop_ray/predictor/"),
     "entmax": ("bishop_ray/models/bishop/",),
     "ray": ("bishop_ray/training/worker.py", "bishop_ray/tuning/"),
     "optuna": ("bishop_ray/tuning/",),

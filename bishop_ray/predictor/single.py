@@ -1,0 +1,157 @@
+"""Predictor = Preprocessor + fitted model: a DataFrame in, labels or target values out. What is registered.
+
+On disk a folder without pickle: ``predictor.json``, and ``weights.safetensors`` of a network or a folder ``model`` of
+an estimator. It loads on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from bishop_ray.data.preprocess import Preprocessor
+from bishop_ray.data.table import TableSpec, TaskType
+from bishop_ray.data.target import TargetCoder
+from bishop_ray.errors import UserError
+from bishop_ray.models import create_model
+from bishop_ray.models.base import Estimator, Network
+from bishop_ray.predictor.files import MANIFEST, read_manifest, replacing, write_manifest
+from bishop_ray.predictor.weights import load_model, save_model
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fitted model that reads the user's own table.
+
+    Attributes:
+        preprocessor: Fitted on the training rows.
+        model: The fitted model, built from ``preprocessor.spec`` and `hparams`.
+        model_name: Its name in the registry of models.
+        hparams: Arguments of its constructor.
+        info: Anything worth keeping: dataset, seed, scores. JSON values.
+    """
+
+    preprocessor: Preprocessor
+    model: Network | Estimator
+    model_name: str
+    hparams: dict[str, Any]
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> TargetCoder:
+        """The target's coder: labels, units."""
+        return self.preprocessor.target
+
+    @property
+    def task(self) -> TaskType:
+        """The task type."""
+        return self.target.task
+
+    @property
+    def schema(self) -> tuple[tuple[str, str], ...]:
+        """The columns a frame must have, in training order: name and kind ("number", "moment", "category")."""
+        return self.preprocessor.schema
+
+    def output(self, frame: pd.DataFrame) -> NDArray[Any]:
+        """Class probabilities (R, K) in the order of ``target.classes``, or the standardised target (R, 1).
+
+        Args:
+            frame: R rows; columns are found by name, further ones are ignored. R = 0 is allowed.
+
+        Raises:
+            UserError: A column is missing, or cannot be read as the numbers it held in training.
+        """
+        return self.model.predict(*self.preprocessor.transform_features(frame))
+
+    def predict(self, frame: pd.DataFrame) -> pd.Series:
+        """The likeliest labels in the user's own type, or the target in its own units (float64).
+
+        Args:
+            frame: R rows, as `output`.
+
+        Returns:
+            (R,) with the frame's index and the target's name.
+
+        Raises:
+            UserError: As `output`.
+        """
+        output = self.output(frame)
+        if self.task.is_classification:
+            series = self.target.labels(output)
+        else:
+            series = pd.Series(self.target.inverse(output), name=self.target.name)
+        series.index = frame.index
+        return series
+
+    def predict_proba(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Class probabilities (R, K) with the frame's index; columns are the labels in training order.
+
+        Raises:
+            UserError: The task is a regression, or as `predict`.
+        """
+        if not self.task.is_classification:
+            raise UserError(f"predict_proba: the target {self.target.name!r} is a number; use predict")
+        columns = pd.Index(list(self.target.classes), name=self.target.name)
+        return pd.DataFrame(self.output(frame), index=frame.index, columns=columns)
+
+    def save(self, folder: Path | str) -> Path:
+        """Writes the folder (replacing an earlier one) and returns it; nobody ever sees half of it."""
+        folder = Path(folder)
+        with replacing(folder) as building:
+            self._write(building)
+        return folder
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Predictor:
+        """The predictor of a folder, on the CPU, in evaluation mode; nothing in the folder is executed.
+
+        Raises:
+            UserError: No such folder, a missing, damaged or newer file, weights that do not fit the model.
+        """
+        folder = Path(folder)
+        return _load(folder, read_manifest(folder / MANIFEST))
+
+    def _write(self, folder: Path) -> None:
+        """Fills the existing, empty `folder`."""
+        write_manifest(
+            folder,
+            model=self.model_name,
+            hparams=self.hparams,
+            spec=_spec_dict(self.preprocessor.spec),
+            preprocessor=self.preprocessor.to_dict(),
+            weights_sha256=save_model(self.model, folder),
+            info=self.info,
+        )
+
+
+def _load(folder: Path, manifest: dict[str, Any]) -> Predictor:
+    try:
+        name, hparams = str(manifest["model"]), dict(manifest["hparams"])
+        preprocessor = Preprocessor.from_dict(manifest["preprocessor"])
+        spec, digest = TableSpec(**manifest["spec"]), str(manifest["weights_sha256"])
+        info = dict(manifest["info"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder / MANIFEST}: damaged ({type(error).__name__}: {error})") from error
+    if spec != preprocessor.spec:
+        raise UserError(f"{folder / MANIFEST}: damaged (spec and preprocessor describe different tables)")
+    with torch.random.fork_rng(devices=[]):  # building draws initial weights: the caller's random state stays
+        try:
+            model = create_model(name, spec, hparams)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{folder / MANIFEST}: no {name} can be built from it ({error})") from error
+    load_model(model, folder, digest)
+    return Predictor(preprocessor, model, name, hparams, info)
+
+
+def _spec_dict(spec: TableSpec) -> dict[str, Any]:
+    return {
+        "task": spec.task.value,
+        "n_num": spec.n_num,
+        "cat_cardinalities": list(spec.cat_cardinalities),
+        "n_out": spec.n_out,
+    }
