@@ -11,14 +11,19 @@ import pytest
 import torch
 import yaml
 
-from bishop_ray.config import TrainConfig, TrialConfig
+from bishop_ray.config import StudyConfig, TrainConfig, TrialConfig
+from bishop_ray.data.split import DATASETS_I
+from bishop_ray.data.suites import DatasetRef
 from bishop_ray.data.table import TableSpec, TaskType
 from bishop_ray.errors import BadSearchSpace, UnknownName
 from bishop_ray.models import MODELS, create_model
 from bishop_ray.models.base import Network
 from bishop_ray.models.bishop import BiSHop
 from bishop_ray.tuning.ranges import Range
-from bishop_ray.tuning.space import find_space, flatten, load_space, named_spaces, space_names, unflatten
+from bishop_ray.tuning.searcher import StudyAsker
+from bishop_ray.tuning.space import SearchSpace, find_space, flatten, load_space, named_spaces, space_names, unflatten
+from bishop_ray.tuning.store import SAMPLERS, open_study, sampler_factory
+from bishop_ray.tuning.trials import trial_rows
 
 SPEC = TableSpec(TaskType.BINARY, 3, (4, 5), 2)
 SPACES = [
@@ -37,15 +42,14 @@ def test_space_fits_the_model(name: str, model: str) -> None:
     assert space.searched
     assert space.first, "the default configuration is the first trial"
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for point in space.first:
-        study.enqueue_trial(point)
-    for _ in range(len(space.first)):
-        trial = study.ask()
-        params = space.suggest(trial)
+    for told, outside in space.queue():
+        study.enqueue_trial(told)
+        params = unflatten(flatten(space.suggest(study.ask())) | outside)
         TrialConfig.from_params(model, params)
     small = {**params["model"]}
     for key in ("d_model", "d_ff"):  # a width of the paper's space would make this test slow
-        small[key] = min(small[key], 32)
+        if key in small:
+            small[key] = min(small[key], 32)
     create_model(model, SPEC, small)
 
 
@@ -56,6 +60,68 @@ def test_first_points_are_tried_first_and_whole() -> None:
         study.enqueue_trial(point)
     for point in space.first:
         assert {k: v for k, v in flatten(space.suggest(study.ask())).items() if k in space.searched} == point
+
+
+OUTSIDE_SPACE = """
+model: {n_pool: {int: [2, 6]}, dropout: {float: [0.0, 0.5]}}
+train: {weight_decay: {float: [1.0e-3, 1.0], log: true}, lr: {float: [1.0e-4, 1.0e-2], log: true}}
+first:
+  - model: {n_pool: 12}
+    train: {weight_decay: 0.0, lr: 1.0e-3}
+    outside: {train.weight_decay: 1.0e-3, model.n_pool: 6}
+  - model: {n_pool: 5}
+    train: {weight_decay: 0.5, lr: 2.0e-3}
+"""
+
+
+def outside_space(folder: Path) -> SearchSpace:
+    (folder / "x.yaml").write_text(OUTSIDE_SPACE)
+    return load_space(str(folder / "x.yaml"), "bishop")
+
+
+def test_a_point_may_lie_outside_if_it_says_so(tmp_path: Path) -> None:
+    space = outside_space(tmp_path)
+    assert [(p["train.weight_decay"], p["model.n_pool"]) for p in space.first] == [(0.0, 12), (0.5, 5)]
+    (told, meant), (plain, nothing) = space.queue()
+    assert (told["train.weight_decay"], told["model.n_pool"], told["train.lr"]) == (1e-3, 6, 1e-3)
+    assert meant == {"train.weight_decay": 0.0, "model.n_pool": 12}
+    assert plain == space.first[1]
+    assert not nothing
+    (tmp_path / "y.yaml").write_text(OUTSIDE_SPACE.replace("model.n_pool: 6", "model.n_pool: 5"))
+    other = load_space(str(tmp_path / "y.yaml"), "bishop")
+    assert other.fingerprint() != space.fingerprint(), "what the sampler is told changes the search"
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_search_goes_on_after_a_point_outside_and_resumes_exactly(tmp_path: Path, sampler: str) -> None:
+    def points(folder: Path, interrupt: bool) -> list[dict[str, object]]:
+        folder.mkdir()
+        space = outside_space(folder)
+        config = StudyConfig(
+            DatasetRef("file", "x", "x", target="y"), "bishop", "x", 9, 1, "auc", DATASETS_I,
+            sampler=sampler, storage=str(folder),
+        )  # fmt: skip
+        seen = []
+        for number in range(9):
+            if number == 0 or interrupt:  # as another process would: everything from disk
+                opened = open_study(config, space, "hash")
+                asker = StudyAsker(opened.study, space, sampler_factory(config))
+            if interrupt and number in (0, 5):
+                asker.ask()  # interrupted before it told anything: the next process gets the same trial again
+                asker = StudyAsker(open_study(config, space, "hash").study, space, sampler_factory(config))
+            asked, params = asker.ask()
+            assert asked == number
+            opened.study.tell(number, -abs(params["train"]["weight_decay"] - 0.1) - params["model"]["dropout"])
+            seen.append(flatten(params))
+        rows = trial_rows(opened.study)
+        assert next(r for r in rows if r["trial"] == 0)["train.weight_decay"] == 0.0, "shown is what was trained"
+        return seen
+
+    whole = points(tmp_path / "a", interrupt=False)
+    assert whole[:2] == list(outside_space(tmp_path).first)
+    assert all(1e-3 <= p["train.weight_decay"] <= 1 and 2 <= p["model.n_pool"] <= 6 for p in whole[2:])
+    assert len({p["train.weight_decay"] for p in whole}) == 9, "the parameter is still searched"
+    assert points(tmp_path / "b", interrupt=True) == whole
 
 
 def test_random_points_stay_inside(tmp_path: Path) -> None:
@@ -107,6 +173,27 @@ def test_flatten_and_back() -> None:
         ("model: {d_model: {choice: [8, 16]}}\nfirst: 5", ["first", "list", "5"]),
         ("model: {d_model: {choice: [8, 16]}}\nfirst: [5]", ["first[0]", "mapping", "5"]),
         ("model: {d_model: {int: [8, 16]}}\nfirst: [{model: {d_model: 17}}]", ["first[0]", "d_model", "17"]),
+        (
+            "model: {d_model: {int: [8, 16]}}\nfirst: [{model: {d_model: 17}, outside: {d_model: 16}}]",
+            ["first[0].outside", "'d_model'", "model.d_model"],
+        ),
+        (
+            "model: {d_model: {int: [8, 16]}}\nfirst: [{model: {d_model: 17}, outside: {model.d_model: 18}}]",
+            ["first[0] outside model.d_model", "[8, 16]", "18"],
+        ),
+        (
+            "model: {d_model: {int: [8, 16]}}\nfirst: [{model: {d_model: 12}, outside: {model.d_model: 16}}]",
+            ["first[0] model.d_model", "12", "needs no 'outside'"],
+        ),
+        (
+            "model: {d_model: {int: [8, 16]}}\nfirst: [{model: {d_model: x}, outside: {model.d_model: 16}}]",
+            ["first[0] model.d_model", "int", "'x'"],
+        ),
+        (
+            "model: {d_model: {int: [8, 16]}}\nfirst: [{model: {d_model: 0}, outside: {model.d_model: 16}}]",
+            ["first[0]", "d_model", "found 0"],
+        ),
+        ("model: {d_model: {int: [8, 16]}}\nfirst: [{outside: 5}]", ["first[0].outside", "mapping", "5"]),
         ("model: {d_model: 8}\nfirst: [{model: {d_model: 16}}]", ["first[0]", "d_model", "constant", "8", "16"]),
         ("model: {decoder: true}\nfirst: [{model: {decoder: 1}}]", ["first[0]", "decoder", "constant", "1"]),
         ("model: {d_model: {choice: [8]}}\nfirst: [{train: {max_epochs: 3}}]", ["train.max_epochs", "--max-epochs"]),

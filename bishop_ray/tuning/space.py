@@ -1,7 +1,9 @@
 """Search spaces as data: ``search_spaces/NAME.yaml`` -> a checked `SearchSpace` that suggests parameters.
 
 Three kinds (``int``, ``float``, ``choice``), two options (``log``, ``step``), constants as plain values; both ends
-of a range are included. ``first`` lists points that are tried before the sampler decides.
+of a range are included. ``first`` lists points that are tried before the sampler decides. A value of such a point may
+lie outside its range if the point says so: ``outside: {model.gamma: 0.001}`` names the value within the range that the
+sampler is told instead.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import optuna
 
 SECTIONS = ("model", "train")
+OUTSIDE = "outside"
 FLAGS = {"max_epochs": "--max-epochs", "metric": "--metric", "seed": "--seed"}
 """Fields of `TrainConfig` that belong to the study: the flags that set them."""
 
@@ -39,6 +42,8 @@ class SearchSpace:
         entries: Flat name (``model.d_model``) -> `Range` or constant.
         first: Complete points tried first, flat.
         source: Text of the file, as logged.
+        stand_ins: Per point of `first`, what the sampler is told in place of values outside their ranges: flat name ->
+            value; empty when no point has such values.
     """
 
     name: str
@@ -46,6 +51,13 @@ class SearchSpace:
     entries: dict[str, Any]
     first: tuple[dict[str, Any], ...]
     source: str
+    stand_ins: tuple[dict[str, Any], ...] = ()
+
+    def queue(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """What to enqueue per point of `first`: it as the sampler is told it, and the values really meant instead."""
+        # Optuna refuses a 0 on a log scale, and no longer samples jointly a parameter that one trial lacks.
+        pairs = zip(self.first, self.stand_ins or ({},) * len(self.first), strict=True)
+        return [(point | told, {name: point[name] for name in told}) for point, told in pairs]
 
     def suggest(self, trial: optuna.Trial) -> Params:
         """Parameters of one trial, constants included."""
@@ -59,7 +71,8 @@ class SearchSpace:
     def fingerprint(self) -> str:
         """Changes whenever a range, constant or first point does."""
         shown = {k: repr(v) for k, v in sorted(self.entries.items())}
-        return hashlib.sha256(json.dumps([self.model, shown, self.first], default=str).encode()).hexdigest()[:12]
+        parts = [self.model, shown, self.first, *filter(None, self.stand_ins)]
+        return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:12]
 
 
 def flatten(params: Params) -> dict[str, Any]:
@@ -130,8 +143,9 @@ def load_space(name: str, model: str) -> SearchSpace:
     points = content.get("first")
     if not isinstance(points, list | None):
         raise BadSearchSpace(f"{path}: first must be a list of points; found {points!r}")
-    first = tuple(_first(path, f"first[{i}]", point, entries, defaults) for i, point in enumerate(points or []))
-    space = SearchSpace(path.stem, model, entries, first, text)
+    pairs = [_first(path, f"first[{i}]", point, entries, defaults) for i, point in enumerate(points or [])]
+    first, stand_ins = tuple(point for point, _ in pairs), tuple(told for _, told in pairs)
+    space = SearchSpace(path.stem, model, entries, first, text, stand_ins if any(stand_ins) else ())
     _check_values(path, space, defaults)
     return space
 
@@ -179,11 +193,16 @@ def _mapping(path: Path, key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _first(path: Path, where: str, point: Any, entries: dict[str, Any], defaults: dict[str, Default]) -> dict[str, Any]:
-    """A complete flat point of the searched names: what is not given takes the signature's default."""
+def _first(
+    path: Path, where: str, point: Any, entries: dict[str, Any], defaults: dict[str, Default]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A complete flat point of the searched names, and its stand-ins; a value not given is the signature's default."""
+    sections = dict(_mapping(path, where, point))
+    told = _mapping(path, f"{where}.{OUTSIDE}", sections.pop(OUTSIDE, {}))
+    known(path, f"name in {where}.{OUTSIDE}", told, [name for name, e in entries.items() if isinstance(e, Range)])
     given: dict[str, Any] = {}
-    for section, values in _mapping(path, where, point).items():
-        known(path, f"section of {where}", [section], SECTIONS)
+    for section, values in sections.items():
+        known(path, f"section of {where}", [section], (*SECTIONS, OUTSIDE))
         for key, value in _mapping(path, f"{where}.{section}", values).items():
             _settable(path, f"key of {where}.{section}", section, key, entries)
             given[f"{section}.{key}"] = value
@@ -193,11 +212,14 @@ def _first(path: Path, where: str, point: Any, entries: dict[str, Any], defaults
         if isinstance(entry, Range):
             full[name] = value
             check_type(path, f"{where} {name}", value, defaults[name])
-            if not entry.holds(value):
-                raise BadSearchSpace(f"{path}: {where} {name} must be one of {entry}; found {value!r}")
+            if name in told and entry.holds(value):
+                raise BadSearchSpace(f"{path}: {where} {name}, {value!r}, lies in {entry}: it needs no {OUTSIDE!r}")
+            what, held = (f"{OUTSIDE} {name}", told[name]) if name in told else (name, value)
+            if not entry.holds(held):
+                raise BadSearchSpace(f"{path}: {where} {what} must be one of {entry}; found {held!r}")
         elif name in given and not same(value, entry):
             raise BadSearchSpace(f"{path}: {where} {name} is a constant of this space, {entry!r}; found {value!r}")
-    return full
+    return full, told
 
 
 def _check_values(path: Path, space: SearchSpace, defaults: dict[str, Default]) -> None:
