@@ -43,7 +43,7 @@ _BENCHMARK = "Grinsztajn et al. 2022"
 # In the order in which a search over all models tries them: cheap and strong first.
 MODELS: dict[str, ModelInfo] = {
     "lightgbm": ModelInfo(
-        "bishop_ray.models.lightgbm:LightGBM", "estimator", "lightgbm", _PAPER, "CPU/GPU", ("lightgbm",), "boosters"
+        "bishop_ray.models.lightgbm:LightGBM", "estimator", "lightgbm", _PAPER, "CPU", ("lightgbm",), "boosters"
     ),
     "xgboost": ModelInfo(
         "bishop_ray.models.xgboost:XGBoost", "estimator", "xgboost", _PAPER, "CPU/GPU", ("xgboost",), "boosters"
