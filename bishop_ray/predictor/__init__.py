@@ -3,8 +3,19 @@
 ``single.py`` is one preprocessor with one model, ``ensemble.py`` a weighted mean of several; both are a `Predictor`.
 """
 
+from bishop_ray.predictor.ensemble import EnsembleMember, EnsemblePredictor
 from bishop_ray.predictor.files import FORMAT, MANIFEST, fingerprint
-from bishop_ray.predictor.single import Predictor
+from bishop_ray.predictor.single import ENSEMBLE, Predictor
 from bishop_ray.predictor.weights import MODEL, WEIGHTS
 
-__all__ = ["FORMAT", "MANIFEST", "MODEL", "WEIGHTS", "Predictor", "fingerprint"]
+__all__ = [
+    "ENSEMBLE",
+    "FORMAT",
+    "MANIFEST",
+    "MODEL",
+    "WEIGHTS",
+    "EnsembleMember",
+    "EnsemblePredictor",
+    "Predictor",
+    "fingerprint",
+]

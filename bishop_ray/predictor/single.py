@@ -23,6 +23,9 @@ from bishop_ray.models.base import Estimator, Network
 from bishop_ray.predictor.files import MANIFEST, read_manifest, replacing, write_manifest
 from bishop_ray.predictor.weights import load_model, save_model
 
+ENSEMBLE = "ensemble"
+"""Name of a predictor made of several; no name of the registry of models."""
+
 
 @dataclass(frozen=True)
 class Predictor:
@@ -56,6 +59,11 @@ class Predictor:
     def schema(self) -> tuple[tuple[str, str], ...]:
         """The columns a frame must have, in training order: name and kind ("number", "moment", "category")."""
         return self.preprocessor.schema
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names, in the registry of models, of what predicts; each once."""
+        return (self.model_name,)
 
     def output(self, frame: pd.DataFrame) -> NDArray[Any]:
         """Class probabilities (R, K) in the order of ``target.classes``, or the standardised target (R, 1).
@@ -110,11 +118,19 @@ class Predictor:
     def load(cls, folder: Path | str) -> Predictor:
         """The predictor of a folder, on the CPU, in evaluation mode; nothing in the folder is executed.
 
+        Returns:
+            A `Predictor`, or an `EnsemblePredictor` where the folder holds one.
+
         Raises:
             UserError: No such folder, a missing, damaged or newer file, weights that do not fit the model.
         """
+        from bishop_ray.predictor.ensemble import load_ensemble
+
         folder = Path(folder)
-        return _load(folder, read_manifest(folder / MANIFEST))
+        manifest = read_manifest(folder / MANIFEST)
+        if manifest.get("model") == ENSEMBLE:
+            return load_ensemble(folder, manifest)
+        return _load(folder, manifest)
 
     def _write(self, folder: Path) -> None:
         """Fills the existing, empty `folder`."""

@@ -7,19 +7,16 @@ import logging
 import shutil
 import warnings
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bishop_ray
+from bishop_ray.tracking.requirements import requirements
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from bishop_ray.predictor import Predictor
-
-REQUIREMENTS = ("numpy", "pandas", "safetensors", "torch")
-"""What a predictor needs at prediction. Given, because MLflow would spend 4-10 s on finding out."""
 
 
 def save_pyfunc(
@@ -55,7 +52,8 @@ def save_pyfunc(
             python_model=str(Path(__file__).with_name("serve_model.py")),
             artifacts={"predictor": str(predictor_folder)},
             code_paths=[str(_copy_package(target.with_name("bishop_ray")))],
-            pip_requirements=_pinned(REQUIREMENTS),
+            # Given, because MLflow would spend 4-10 s on finding out.
+            pip_requirements=requirements(predictor.model_names),
             signature=signature,
             input_example=example[columns].reset_index(drop=True),
             mlflow_model=Model(model_id=model_id, model_uuid=model_id, run_id=run_id),
@@ -80,8 +78,3 @@ def _copy_package(target: Path) -> Path:
     source = Path(bishop_ray.__file__).parent
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "search_spaces", ".*"))
     return target
-
-
-def _pinned(names: tuple[str, ...]) -> list[str]:
-    # A local part such as 2.13.0+cpu is in no public index.
-    return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]

@@ -1,0 +1,209 @@
+"""Which models an ensemble takes, with which weights, and how good that is.
+
+Greedy forward selection with replacement (Caruana, Niculescu-Mizil, Crew and Ksikes, "Ensemble selection from libraries
+of models", ICML 2004) over the members' predictions of the validation rows. Deterministic.
+Letters: R validation rows, K outputs (1 for regression), M members.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bishop_ray.data.table import TaskType
+from bishop_ray.errors import BadTable, UserError
+from bishop_ray.predictor.combine import combine
+from bishop_ray.training.metrics import evaluate
+from bishop_ray.training.running import RunningScore, running_score
+
+logger = logging.getLogger(__name__)
+
+STEPS = 50
+TOP_K = 5
+FOLDS = 5
+
+Weights = dict[int, float]
+"""Position of a member -> its weight, only those that have one; positive, sum 1."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trained model that an ensemble may take.
+
+    Attributes:
+        family: Name of its model in the registry.
+        key: What the caller knows it by.
+        score: Its validation score, larger is better.
+    """
+
+    family: str
+    key: str
+    score: float
+
+
+def select(
+    members: Sequence[Member],
+    predictions: Sequence[NDArray[np.float32]],
+    y: NDArray[Any],
+    metric: str,
+    task: TaskType,
+    scale: float = 1.0,
+    *,
+    top_k: int = TOP_K,
+    steps: int = STEPS,
+) -> Weights:
+    """The weights of the best ensemble that greedy selection passes through.
+
+    Of every family the `top_k` members with the best score take part. Each step adds the member that gives the mean
+    prediction the best score; among equals one that is in the ensemble already, then the earlier one. The result is the
+    best of the ensembles after 1, 2, ... `steps` steps; among equals the one with fewer members, then fewer steps.
+    Members whose score or predictions are not all finite take no part.
+
+    Args:
+        members: M members.
+        predictions: Per member (R, K): probabilities, or the standardised target, of one and the same target coder.
+        y: (R,) class indices, or the standardised target.
+        metric: A name of ``metrics.METRICS``.
+        task: The task type.
+        scale: As in ``metrics.evaluate``.
+        top_k: Members per family.
+        steps: Members drawn.
+
+    Raises:
+        UserError: No member has finite predictions, or the metric does not fit the task.
+        BadTable: The metric is undefined for these rows.
+        ValueError: Shapes do not fit, `top_k` or `steps` below 1.
+    """
+    usable = _usable(members, predictions, y, top_k, steps)
+    scores = {i: members[i].score for i in usable}
+    scorer = running_score(metric, task, y, scale)
+    return _greedy(_best_of_families(members, scores, top_k), predictions, scorer, steps)
+
+
+def cross_fitted(
+    members: Sequence[Member],
+    predictions: Sequence[NDArray[np.float32]],
+    y: NDArray[Any],
+    metric: str,
+    task: TaskType,
+    scale: float = 1.0,
+    *,
+    top_k: int = TOP_K,
+    steps: int = STEPS,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> float:
+    """The score of an ensemble on rows that did not choose its weights.
+
+    For each fold everything that `select` decides, the best of each family included, is decided on the other folds'
+    rows; the score is one `evaluate` over the pooled predictions of all folds. Where the metric is undefined on the
+    other folds (AUC where they hold one class), they choose by log loss.
+
+    Args:
+        members: As in `select`.
+        predictions: As in `select`.
+        y: As in `select`.
+        metric: As in `select`.
+        task: As in `select`.
+        scale: As in `select`.
+        top_k: As in `select`.
+        steps: As in `select`.
+        folds: Parts of the rows; fewer where there are fewer rows.
+        seed: Of the assignment of rows to folds, which is stratified for classification.
+
+    Raises:
+        UserError: As `select`.
+        BadTable: As `select`, or fewer than two rows.
+        ValueError: As `select`.
+    """
+    usable = _usable(members, predictions, y, top_k, steps)
+    if len(y) < 2:
+        raise BadTable(f"an ensemble needs at least two validation rows; found {len(y)}")
+    fold = fold_of_rows(y, task, min(folds, len(y)), seed)
+    pooled = np.empty((len(y), predictions[usable[0]].shape[1]), np.float64)
+    for number in range(int(fold.max()) + 1):
+        inside, outside = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+        seen = {i: predictions[i][outside] for i in usable}
+        try:
+            scorer = running_score(metric, task, y[outside], scale)
+        except BadTable:
+            scorer = running_score("log_loss", task, y[outside])
+        scores = {i: scorer.score(scorer.part(seen[i]), 1) for i in usable}
+        weights = _greedy(_best_of_families(members, scores, top_k), seen, scorer, steps)
+        parts = [predictions[i][inside] for i in weights]
+        pooled[inside] = combine(parts, list(weights.values()), task.is_classification)
+    return evaluate(metric, task, y, pooled, scale=scale)
+
+
+def fold_of_rows(y: NDArray[Any], task: TaskType, folds: int, seed: int) -> NDArray[np.int64]:
+    """The fold of every row (R,), 0 to folds - 1: sizes differ by one at most, and so do each class's counts."""
+    order = np.random.default_rng(seed).permutation(len(y))
+    if task.is_classification:
+        order = order[np.argsort(y[order], kind="stable")]
+    fold = np.empty(len(y), np.int64)
+    fold[order] = np.arange(len(y)) % folds
+    return fold
+
+
+def _usable(
+    members: Sequence[Member], predictions: Sequence[NDArray[Any]], y: NDArray[Any], top_k: int, steps: int
+) -> list[int]:
+    """Positions of the members with finite predictions."""
+    if top_k < 1 or steps < 1:
+        raise ValueError(f"top_k and steps must be at least 1; found {top_k} and {steps}")
+    if len(members) != len(predictions):
+        raise ValueError(f"expected one prediction per member; found {len(predictions)} for {len(members)} members")
+    shapes = {prediction.shape for prediction in predictions}
+    if len(shapes) > 1 or any(len(shape) != 2 or shape[0] != len(y) for shape in shapes):
+        raise ValueError(f"expected predictions of one shape ({len(y)}, K); found {sorted(shapes)}")
+    good = [
+        i
+        for i, (member, prediction) in enumerate(zip(members, predictions, strict=True))
+        if np.isfinite(member.score) and np.isfinite(prediction).all()
+    ]
+    if not good:
+        raise UserError(f"ensemble: none of {len(members)} members has a finite score and finite predictions")
+    if len(good) < len(members):
+        logger.info("ensemble: left out %d members whose predictions are not finite", len(members) - len(good))
+    return good
+
+
+def _best_of_families(members: Sequence[Member], scores: dict[int, float], top_k: int) -> list[int]:
+    """Positions, ascending, of the `top_k` best of each family; the earlier one among equals."""
+    families: dict[str, list[int]] = defaultdict(list)
+    for i in scores:
+        families[members[i].family].append(i)
+    best = [sorted(family, key=lambda i: (-scores[i], i))[:top_k] for family in families.values()]
+    return sorted(i for family in best for i in family)
+
+
+def _greedy(
+    candidates: Sequence[int],
+    predictions: Sequence[NDArray[Any]] | dict[int, NDArray[Any]],
+    scorer: RunningScore,
+    steps: int,
+) -> Weights:
+    parts = {i: scorer.part(predictions[i]) for i in candidates}
+    total = np.zeros_like(parts[candidates[0]])
+    candidate_total = np.empty_like(total)
+    chosen: list[int] = []
+    best: tuple[float, int, int] | None = None
+    for step in range(1, steps + 1):
+        ranked = []
+        for i, part in parts.items():
+            np.add(total, part, out=candidate_total)
+            ranked.append((scorer.score(candidate_total, step), i in chosen, -i))
+        score, _, negative = max(ranked)
+        chosen.append(-negative)
+        total += parts[-negative]
+        found = (score, -len(set(chosen)), -step)
+        best = found if best is None else max(best, found)
+    assert best is not None
+    counts = Counter(chosen[: -best[2]])
+    return {i: count / sum(counts.values()) for i, count in sorted(counts.items())}
