@@ -22,7 +22,8 @@ from bishop_ray.predictor import Predictor
 from bishop_ray.training.checkpoint import has_state
 from bishop_ray.training.loop import EpochResult, FitResult, fit_network
 from bishop_ray.training.ranks import Ranks
-from bishop_ray.training.worker import StudyData, TrialSettings, evaluate_seed
+from bishop_ray.training.trial import StudyData, TrialSettings
+from bishop_ray.training.worker import evaluate_seed
 from bishop_ray.tuning.cluster import connect
 
 

@@ -15,7 +15,8 @@ from bishop_ray.data.suites import file_ref
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking import StudyTracker, runs_frame
-from bishop_ray.training.worker import TrialSettings, evaluate_seed
+from bishop_ray.training.trial import TrialSettings
+from bishop_ray.training.worker import evaluate_seed
 from bishop_ray.tuning.cluster import Cluster
 from bishop_ray.tuning.prepare import load, prepare
 from bishop_ray.tuning.recorder import Progress

@@ -21,9 +21,10 @@ from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tracking import runs_frame
 from bishop_ray.tuning.cluster import Cluster, concurrency, trial_resources
 from bishop_ray.tuning.prepare import load
+from bishop_ray.tuning.race import Race
 from bishop_ray.tuning.recorder import Progress, curves, error_reason, is_metric
-from bishop_ray.tuning.searcher import StudySearcher
-from bishop_ray.tuning.space import load_space
+from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
+from bishop_ray.tuning.space import SearchSpace, load_space
 from bishop_ray.tuning.store import open_study, sampler_factory
 from bishop_ray.tuning.study import StudyFailed, run_study
 from bishop_ray.tuning.suite import run_studies
@@ -191,16 +192,21 @@ def test_time_budget_covers_the_final_evaluation(ray_here: Cluster, config: Stud
     assert all(t.state == TrialState.RUNNING and not t.intermediate_values for t in trials if t not in ended)
 
 
+def searcher_of(config: StudyConfig, study: optuna.Study, space: SearchSpace, total: int) -> RaceSearcher:
+    asker = StudyAsker(study, space, sampler_factory(config))
+    return RaceSearcher({"bishop": asker}, {"": Race(["bishop"])}, {"": 9}, total, lambda *_: 0.0)
+
+
 def test_searcher_counts_exactly(config: StudyConfig) -> None:
     loaded = load(config)
     space = load_space(config.space, config.model)
     opened = open_study(replace(config, metric="auc"), space, loaded.fingerprint)
-    searcher = StudySearcher(opened.study, space, 3, sampler_factory(config))
+    searcher = searcher_of(config, opened.study, space, 3)
     points = [searcher.suggest(str(i)) for i in range(5)]
     assert [p["number"] for p in points[:3]] == [0, 1, 2]
-    assert points[3] == points[4] == StudySearcher.FINISHED
+    assert points[3] == points[4] == RaceSearcher.FINISHED
     # Nothing was told, as after a kill: the same three come again, with the same parameters, and no other.
-    again = StudySearcher(reopened(replace(config, metric="auc")), space, 3, sampler_factory(config))
+    again = searcher_of(config, reopened(replace(config, metric="auc")), space, 3)
     assert [again.suggest(str(i)) for i in range(4)] == points[:4]
 
 
@@ -208,12 +214,12 @@ def test_killed_between_ask_and_parameters(config: StudyConfig) -> None:
     space = load_space(config.space, config.model)
     opened = open_study(replace(config, metric="auc"), space, "hash")
     opened.study.ask()  # asked, then the process died
-    searcher = StudySearcher(opened.study, space, 2, sampler_factory(config))
+    searcher = searcher_of(config, opened.study, space, 2)
     first = searcher.suggest("a")
     assert first["number"] == 0
     assert first["params"]["train"]["lr"] == 5e-3, "it is still the default point"
     assert searcher.suggest("b")["number"] == 1
-    assert searcher.suggest("c") == StudySearcher.FINISHED
+    assert searcher.suggest("c") == RaceSearcher.FINISHED
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])

@@ -69,6 +69,7 @@ def fit_network(
     checkpoint_to: Path | None = None,
     identity: dict[str, Any] | None = None,
     target_scale: float = 1.0,
+    keep_last: bool = False,
 ) -> FitResult:
     """Trains `network` in place and leaves it on its device with the weights of the best epoch.
 
@@ -91,6 +92,7 @@ def fit_network(
         checkpoint_to: Folder to keep the newest checkpoint in, written by rank 0.
         identity: JSON values that a checkpoint must share to be resumed, beside network class, spec, rows and config.
         target_scale: Units of the target per unit of `y`, so that `rmse` and `mae` are in the target's own units.
+        keep_last: Leave the weights of the last epoch instead of the best one's.
 
     Raises:
         UserError: The metric does not fit the task; the checkpoint is damaged or of another training.
@@ -116,7 +118,8 @@ def fit_network(
         reason = reason or ("stopped" if fit.ranks.agree(float(stop))[0] else "")
         if saver is not None and (reason or saver.due()):
             saver.save(network, fit.stepper.optimizer, fit.scheduler, fit.best, asdict(fit.progress), fit.identity)
-    network.load_state_dict(fit.best)
+    if not keep_last:
+        network.load_state_dict(fit.best)
     network.eval()
     return FitResult(fit.result(reason), fit.progress.best_loss, fit.progress.seconds)
 

@@ -45,7 +45,7 @@ def connect(address: str = "") -> Cluster:
     Raises:
         SourceUnavailable: No cluster answers at the address.
     """
-    from bishop_ray.training.worker import TRAIN_ENVIRONMENT
+    from bishop_ray.training.groups import TRAIN_ENVIRONMENT
 
     for name, value in (QUIET | TRAIN_ENVIRONMENT).items():
         os.environ.setdefault(name, value)

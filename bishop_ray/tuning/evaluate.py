@@ -16,7 +16,8 @@ from bishop_ray.errors import TrainingFailed
 from bishop_ray.predictor import Predictor
 from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.reference import reference_scores
-from bishop_ray.training.worker import TrialSettings, evaluate_seed
+from bishop_ray.training.trial import TrialSettings
+from bishop_ray.training.worker import evaluate_seed
 from bishop_ray.tuning.prepare import Prepared, open_test
 
 GROUP_SECONDS = 20.0

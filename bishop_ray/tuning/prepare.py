@@ -14,7 +14,7 @@ from bishop_ray.data.table import RawDataset, Split
 from bishop_ray.errors import BadTable
 from bishop_ray.models import model_class
 from bishop_ray.training.metrics import check_metric, default_metric
-from bishop_ray.training.worker import StudyData
+from bishop_ray.training.trial import StudyData
 
 
 @dataclass(frozen=True)

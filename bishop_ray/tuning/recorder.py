@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,9 +19,12 @@ from optuna.trial import Trial, TrialState
 from ray.tune import Callback
 from ray.tune.schedulers import TrialScheduler
 
+from bishop_ray.training.groups import release_group
 from bishop_ray.training.metrics import display
-from bishop_ray.training.worker import FAILURE, STOP_REASON, TrialSettings, release_group, trial_folder
+from bishop_ray.training.trial import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
+from bishop_ray.training.worker import FAILURE
 from bishop_ray.tuning.scheduler import SCORE, replay
+from bishop_ray.tuning.trials import kept_models
 
 EARLY_STOPPED = "early-stopped"
 
@@ -155,7 +158,11 @@ class StudyRecorder(Callback):
         """
         for number, (_, trial) in list(self._running.items()):
             if self._past.get(number):
-                self._end(trial, TrialState.PRUNED, self.stopping, trial.last_result)
+                # One that has saved its model had ended, but for Tune's noticing.
+                ended = (model_folder(self._settings.folder, number) / PREDICTOR).is_dir()
+                reason = (trial.last_result or {}).get(STOP_REASON) if ended else ""
+                state = TrialState.COMPLETE if reason else TrialState.PRUNED
+                self._end(trial, state, str(reason or self.stopping), trial.last_result)
             elif self._settings.through_ray_train:
                 release_group(trial.trial_id)
 
@@ -172,6 +179,7 @@ class StudyRecorder(Callback):
         asked.set_user_attr("seconds", round(seconds, 3))
         value = float(result[SCORE]) if state == TrialState.COMPLETE else None
         self._study.tell(number, value, state=state)
+        self._keep_models()
         status = {TrialState.COMPLETE: "FINISHED", TrialState.PRUNED: "KILLED"}.get(state, "FAILED")
         summary = {"seconds": seconds}
         if SCORE in result:
@@ -183,6 +191,14 @@ class StudyRecorder(Callback):
             self._tracker.study_reported(self._progress.finished + 1, {"best_val_score": self._progress.best})
         words = f"trial {number} {name} ({reason})" + (f": {self._shown(result[SCORE])}" if SCORE in result else "")
         self._changed(words, **{"running": -1, name: 1})
+
+    def _keep_models(self) -> None:
+        """Removes the models of all trials but the best `KEPT`: ensembles need no more, and disks are finite."""
+        keep = {folder for _, _, folder in kept_models(self._study, self._settings.folder)}
+        running = {model_folder(self._settings.folder, number) for number in self._running}
+        for folder in model_folder(self._settings.folder, 0).parent.glob("*"):
+            if folder not in keep | running:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def through_ray_train(self) -> bool:
@@ -200,6 +216,39 @@ class StudyRecorder(Callback):
         self._progress.last = event
         self._progress.counts.update(counts)
         self._listener(self._progress)
+
+
+class Recorders(Callback):
+    """The recorder of each trial's model.
+
+    Args:
+        recorders: By model.
+    """
+
+    def __init__(self, recorders: Mapping[str, StudyRecorder]) -> None:
+        self._recorders = recorders
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray pickles callbacks beside its own state, which is never read back.
+        return {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial got its resources."""
+        self._recorders[trial.config["model"]].on_trial_start(iteration, trials, trial, **info)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """One epoch or chunk of rounds ended."""
+        self._recorders[trial.config["model"]].on_trial_result(iteration, trials, trial, result, **info)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial ended by itself or was stopped."""
+        self._recorders[trial.config["model"]].on_trial_complete(iteration, trials, trial, **info)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial raised or its process died."""
+        self._recorders[trial.config["model"]].on_trial_error(iteration, trials, trial, **info)
 
 
 _BOOKKEEPING = {

@@ -6,6 +6,7 @@ Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning"; Ray Tun
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.errors import UnknownName
+from bishop_ray.training.trial import STOP_REASON
 
 SCHEDULERS = ("asha", "none")
 SCORE = "best_val_score"
@@ -36,13 +38,55 @@ class Asha(AsyncHyperBandScheduler):
         self._to_stop: set[str] = set()
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """STOP or CONTINUE."""
+        """STOP or CONTINUE; a trial that ends by itself is not stopped, since it still has its model to save."""
+        if result.get(STOP_REASON):
+            super().on_trial_result(tune_controller, trial, result)
+            return str(TrialScheduler.CONTINUE)
         if trial.trial_id not in self._to_stop:
             decision: str = super().on_trial_result(tune_controller, trial, result)
             if decision != TrialScheduler.STOP:
                 return decision
             self._to_stop.add(trial.trial_id)
         return TrialScheduler.STOP
+
+
+class PerModel(FIFOScheduler):
+    """Hands each trial to the scheduler of its model: rounds of boosting are not epochs, and models are not compared.
+
+    Args:
+        schedulers: By model.
+    """
+
+    def __init__(self, schedulers: Mapping[str, TrialScheduler]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._schedulers = schedulers
+
+    def _of(self, trial: Any) -> TrialScheduler:
+        return self._schedulers[trial.config["model"]]
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """A trial joins its model's bracket."""
+        self._of(trial).on_trial_add(tune_controller, trial)
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        """A trial failed."""
+        self._of(trial).on_trial_error(tune_controller, trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """STOP or CONTINUE, as the model's scheduler says."""
+        return str(self._of(trial).on_trial_result(tune_controller, trial, result))
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """A trial ended."""
+        self._of(trial).on_trial_complete(tune_controller, trial, result)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        """A trial left before it ran."""
+        self._of(trial).on_trial_remove(tune_controller, trial)
+
+    def debug_string(self) -> str:
+        """For Tune's own tables, which are not shown."""
+        return f"{len(self._schedulers)} schedulers"
 
 
 def make_scheduler(config: StudyConfig, study: optuna.Study) -> TrialScheduler:

@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.errors import UnknownName, UserError
-from bishop_ray.tuning.space import SearchSpace
+from bishop_ray.tuning.space import OUTSIDE, SearchSpace
 
 JOURNAL = "optuna.journal"
 SAMPLERS = ("tpe", "random", "gp")
@@ -131,8 +131,9 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
     if stored:
         _same(config.name, json.loads(stored), facts)
     else:
-        for point in space.first:
-            study.enqueue_trial(point, skip_if_exists=True)
+        for point, outside in space.queue():
+            attrs = {OUTSIDE: json.dumps(outside)} if outside else None
+            study.enqueue_trial(point, user_attrs=attrs, skip_if_exists=True)
         study.set_user_attr(_ID, uuid.uuid4().hex[:12])
         study.set_user_attr(_FACTS, json.dumps(facts))
     return OpenStudy(study, folder, str(study.user_attrs[_ID]))
@@ -159,8 +160,12 @@ def _same(name: str, stored: dict[str, Any], now: dict[str, Any]) -> None:
         )
 
 
-def sampler_factory(config: StudyConfig) -> Callable[[int], BaseSampler]:
+def sampler_factory(config: StudyConfig, startup: int = 0) -> Callable[[int], BaseSampler]:
     """Makes the sampler of the n-th trial, seeded by study seed and n.
+
+    Args:
+        config: The study.
+        startup: Trials at random before the sampler models anything; 0 for what suits ``config.trials``.
 
     Raises:
         UnknownName: No such sampler.
@@ -168,7 +173,7 @@ def sampler_factory(config: StudyConfig) -> Callable[[int], BaseSampler]:
     if config.sampler not in SAMPLERS:
         raise UnknownName("sampler", config.sampler, SAMPLERS)
     # A tenth of the budget at random, 4 to 10 trials: TPE's default of 10 would make a small search a random one.
-    startup = min(10, max(4, config.trials // 10))
+    startup = startup or min(10, max(4, config.trials // 10))
 
     def make(number: int) -> BaseSampler:
         seed = config.seed * 100_003 + number

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
 from bishop_ray.config import Params
-from bishop_ray.tuning.searcher import PARAMS
-from bishop_ray.tuning.space import unflatten
+from bishop_ray.training.trial import PREDICTOR, model_folder
+from bishop_ray.tuning.space import OUTSIDE, unflatten
+
+PARAMS = "params"
+"""User attribute of a trial: its whole point, flat, as JSON."""
 
 
 def best_of(study: optuna.Study) -> tuple[int, float] | None:
@@ -25,6 +29,26 @@ def best_of(study: optuna.Study) -> tuple[int, float] | None:
         and math.isfinite(value)
     ]
     return (-max(scored)[1], max(scored)[0]) if scored else None
+
+
+KEPT = 5
+"""Trials of a study whose models stay on disk."""
+
+
+def kept_models(study: optuna.Study, folder: Path | str) -> list[tuple[int, float, Path]]:
+    """Number, validation score and folder of the best trials that saved a model, best first; ties: the earlier trial.
+
+    Args:
+        study: The Optuna study.
+        folder: The study's folder.
+    """
+    scored = [
+        (-t.value, t.number, model_folder(folder, t.number))
+        for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if t.value is not None and math.isfinite(t.value)
+    ]
+    saved = [row for row in sorted(scored) if (row[2] / PREDICTOR).is_dir()]
+    return [(number, -negated, path) for negated, number, path in saved[:KEPT]]
 
 
 def last_value(trial: optuna.trial.FrozenTrial) -> float | None:
@@ -55,6 +79,7 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
             "seconds": t.user_attrs.get("seconds", 0.0),
             "reason": t.user_attrs.get("reason", ""),
             **t.params,
+            **json.loads(t.user_attrs.get(OUTSIDE, "{}")),
         }
         for t in study.get_trials(deepcopy=False)
         if t.state.is_finished()

@@ -1,0 +1,119 @@
+"""Which model gets the next trial: successive halving over models.
+
+1. The default configuration of every model, in the registry's order: cheap and strong ones first.
+2. Rounds. In each round every model still in the race gets twice as many new trials as in the round before (2, 4, 8,
+   ...), in turn. After a round the better half by best validation score goes on, never fewer than `KEEP`.
+3. A slot that would idle while the last trials of a round still run gets one more trial of the best model so far.
+
+Models that share a kind of slot (CPU or GPU) race among themselves, so that no kind of slot idles while models of the
+other kind are ahead. With a single model this is a plain search.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+KEEP = 2
+"""Models that are never dropped: the best one and its challenger."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a model stands.
+
+    Attributes:
+        name: The model.
+        interrupted: Trials of an earlier run that must go on.
+        started: Trials begun so far, ended ones included.
+        running: Trials that run now.
+        best: Best validation score of its trials, -inf without one.
+        searchable: Whether a further trial could differ from those begun.
+    """
+
+    name: str
+    interrupted: int
+    started: int
+    running: int
+    best: float
+    searchable: bool
+
+
+class Race:
+    """The race of the models of one kind of slot.
+
+    Args:
+        names: The models, in the order in which their defaults are tried.
+        record: File that keeps who went on after which round, so that a resumed search goes on with the same models;
+            None for a race of one.
+    """
+
+    def __init__(self, names: Sequence[str], record: Path | None = None) -> None:
+        self.names = list(names)
+        self._record = record
+        self._survivors: list[list[str]] = [list(names)]
+        if record is not None and record.is_file():
+            stored = [[n for n in row if n in names] for row in json.loads(record.read_text("utf-8"))]
+            # Models that an earlier run did not have get their first trial, no more.
+            self._survivors += [row for row in stored if row]
+
+    @property
+    def round(self) -> int:
+        """0 while defaults are tried, then from 1."""
+        return len(self._survivors) - 1
+
+    @property
+    def survivors(self) -> list[str]:
+        """The models still in the race."""
+        return self._survivors[-1]
+
+    def next(self, standings: Iterable[Standing]) -> str | None:
+        """The model that gets the free slot, or None when none of them has anything left to try."""
+        table = {s.name: s for s in standings if s.name in self.names}
+        for name in self.names:
+            if table[name].interrupted:
+                return name
+        while True:
+            waiting = [table[name] for name in self._in_round(table)]
+            if waiting:
+                return min(waiting, key=lambda s: (s.started, self.names.index(s.name))).name
+            open_ones = [table[name] for name in self.survivors if table[name].searchable]
+            if not open_ones:
+                return self._reserve(table)
+            if any(table[name].running for name in self.survivors):
+                return max(open_ones, key=lambda s: (s.best, -self.names.index(s.name))).name
+            self._halve(table)
+
+    def waiting(self, standings: Iterable[Standing]) -> int:
+        """Models that still have trials to begin in this round; at least 1."""
+        return max(1, len(self._in_round({s.name: s for s in standings if s.name in self.names})))
+
+    def _in_round(self, table: dict[str, Standing]) -> list[str]:
+        """Who has trials of this round left; whoever has not had a first one comes before all rounds."""
+        fresh = [name for name in self.names if not table[name].started and table[name].searchable]
+        if fresh or not self.round:
+            return fresh
+        quota = 2 ** (self.round + 1) - 1
+        return [name for name in self.survivors if table[name].searchable and table[name].started < quota]
+
+    def _reserve(self, table: dict[str, Standing]) -> str | None:
+        """The best of those dropped earlier, when nobody in the race can go on."""
+        others = [s for s in table.values() if s.searchable]
+        return max(others, key=lambda s: (s.best, -self.names.index(s.name))).name if others else None
+
+    def _halve(self, table: dict[str, Standing]) -> None:
+        """The better half of the present survivors begins the next round."""
+        ranked = sorted(
+            (name for name in self.survivors if table[name].searchable),
+            key=lambda name: (-table[name].best, self.names.index(name)),
+        )
+        keep = max(KEEP, math.ceil(len(ranked) / 2))
+        self._survivors.append([name for name in self.names if name in ranked[:keep]])
+        if self._record is not None:
+            self._record.parent.mkdir(parents=True, exist_ok=True)
+            part = self._record.with_suffix(".part")
+            part.write_text(json.dumps(self._survivors[1:]), "utf-8")
+            part.replace(self._record)

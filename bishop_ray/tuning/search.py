@@ -1,0 +1,173 @@
+"""The search itself: one Tuner over the studies of one or several models."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune import Tuner
+from ray.tune.stopper import Stopper
+
+from bishop_ray.config import StudyConfig
+from bishop_ray.tracking import StudyTracker
+from bishop_ray.training.groups import DRIVER_CPUS
+from bishop_ray.training.trial import TrialSettings
+from bishop_ray.training.worker import train_driver
+from bishop_ray.tuning.prepare import Prepared
+from bishop_ray.tuning.race import Race
+from bishop_ray.tuning.recorder import Progress, Recorders, StudyRecorder
+from bishop_ray.tuning.scheduler import PerModel, make_scheduler
+from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
+from bishop_ray.tuning.space import SearchSpace
+from bishop_ray.tuning.store import OpenStudy, sampler_factory
+from bishop_ray.tuning.trials import best_of, count_states
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model's study, ready to be searched.
+
+    Attributes:
+        config: The study.
+        prepared: Its data.
+        opened: The study on disk.
+        settings: What its trials share.
+        tracker: Its side of MLflow.
+        progress: Where it stands, kept up to date by the search.
+        asker: Hands out its points.
+        scheduler: Stops its trials early.
+        recorder: Hears what happens to its trials.
+    """
+
+    config: StudyConfig
+    prepared: Prepared
+    opened: OpenStudy
+    settings: TrialSettings
+    tracker: StudyTracker
+    progress: Progress
+    asker: StudyAsker
+    scheduler: Any
+    recorder: StudyRecorder
+
+
+def make_family(
+    config: StudyConfig,
+    space: SearchSpace,
+    prepared: Prepared,
+    opened: OpenStudy,
+    tracker: StudyTracker,
+    data: Any,
+    listener: Callable[[Progress], None],
+    startup: int = 0,
+) -> Family:
+    """Joins what a study needs to be searched.
+
+    Args:
+        config: The study.
+        space: Its search space.
+        prepared: Its data.
+        opened: The study on disk.
+        tracker: Its side of MLflow.
+        data: Object reference of `prepared.data`.
+        listener: Called with the study's progress whenever something happened.
+        startup: Trials before the sampler models anything; 0 for what suits ``config.trials``.
+    """
+    settings = TrialSettings(
+        config.model, config.metric, config.max_epochs, config.seed, config.resources, config.trainer,
+        str(opened.folder), data,
+    )  # fmt: skip
+    best = best_of(opened.study)
+    progress = Progress(config.trials, config.metric, count_states(opened.study), best[1] if best else None)
+    asker = StudyAsker(opened.study, space, sampler_factory(config, startup))
+    scheduler = make_scheduler(config, opened.study)
+    recorder = StudyRecorder(opened.study, asker.asked, scheduler, tracker, progress, listener, settings)
+    return Family(config, prepared, opened, settings, tracker, progress, asker, scheduler, recorder)
+
+
+class _StopAll(Stopper):
+    """Ends the whole search when told so."""
+
+    def __init__(self, over: Callable[[], bool]) -> None:
+        self._over = over
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether the search must end now."""
+        return self._over()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+def run_search(
+    families: Sequence[Family],
+    races: Mapping[str, Race],
+    slots: Mapping[str, int],
+    total: int,
+    folder: Path,
+    limit: Callable[[Race, int, int], float],
+    over: Callable[[], bool] | None,
+) -> None:
+    """Runs trials until `total` exist or the search is over.
+
+    Args:
+        families: The models' studies.
+        races: By kind of slot, see `RaceSearcher`.
+        slots: Trials at a time by kind of slot.
+        total: Trials of all studies together, those of earlier runs counted.
+        folder: For what Tune writes; removed afterwards.
+        limit: See `RaceSearcher`.
+        over: Asked all the time; True stops whatever runs.
+    """
+    ended = sum(family.progress.counts.total() for family in families)
+    if ended >= total:
+        return
+    askers = {family.config.model: family.asker for family in families}
+    settings = {family.config.model: family.settings for family in families}
+    trainable = tune.with_parameters(train_driver, settings=settings)
+    attempt = f"tune-{uuid.uuid4().hex[:8]}"
+    try:
+        Tuner(
+            tune.with_resources(trainable, _Resources(settings)),
+            tune_config=tune.TuneConfig(
+                search_alg=RaceSearcher(askers, races, slots, total, limit),
+                scheduler=PerModel({family.config.model: family.scheduler for family in families}),
+                num_samples=total - ended,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name=attempt,
+                storage_path=str(folder),
+                callbacks=[Recorders({family.config.model: family.recorder for family in families})],
+                verbose=0,
+                stop=_StopAll(over) if over else None,
+            ),
+        ).fit()
+        for family in families:
+            family.recorder.end_running()
+    finally:
+        # Tune's and Train's own state is never read back: the studies are the record.
+        shutil.rmtree(folder / attempt, ignore_errors=True)
+        for family in families:
+            shutil.rmtree(family.opened.folder / "train", ignore_errors=True)
+
+
+class _Resources:
+    """What a trial holds, by its model."""
+
+    def __init__(self, settings: Mapping[str, TrialSettings]) -> None:
+        self._bundles = {
+            name: {"CPU": DRIVER_CPUS} if s.through_ray_train else {"CPU": s.resources.cpus, "GPU": s.resources.gpus}
+            for name, s in settings.items()
+        }
+
+    def __call__(self, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        bundle = self._bundles[config["model"]]
+        return tune.PlacementGroupFactory([{name: amount for name, amount in bundle.items() if amount}])
