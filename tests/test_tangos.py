@@ -148,7 +148,8 @@ def test_regularisers_do_what_they_are_for() -> None:
             (loss + penalty).backward()
             optimizer.step()
         net(x_num, x_cat)
-        ends.append((float(specialisation(net.attributions())), float(orthogonalisation(net.attributions(), 15))))
+        found = net.attributions().detach()
+        ends.append((float(specialisation(found)), float(orthogonalisation(found, 15))))
     assert ends[1][0] < 0.8 * ends[0][0]
     assert ends[1][1] < 0.8 * ends[0][1]
 
