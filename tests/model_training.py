@@ -27,7 +27,7 @@ NEEDS_WEIGHTS = ("tabpfn", "tabicl")
 """Models whose pretrained weights are not part of their package."""
 SPACES = {"bishop": "bishop_small"}
 """Spaces other than the model's own: the paper's BiSHop has 28 million weights, too many for a test."""
-FEW_ROUNDS = {"n_rounds": 40, "n_estimators": 40, "max_iter": 40, "iterations": 40, "n_epochs": 20}
+FEW_ROUNDS = {"n_rounds": 100, "n_estimators": 40, "max_iter": 40, "iterations": 40, "n_epochs": 20}
 """Caps of the arguments that say how long an estimator trains: what is tested here does not need full trainings."""
 
 Report = EpochResult | RoundResult
