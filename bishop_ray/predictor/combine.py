@@ -31,7 +31,7 @@ def combine(outputs: Sequence[NDArray[Any]], weights: Sequence[float], classific
     for output, weight in zip(outputs, weights, strict=True):
         good = np.isfinite(output).all(axis=1, keepdims=True)
         # Not a product: infinity times zero is NaN.
-        total += np.where(good, output, 0.0) * weight
+        total += np.where(good, output, 0.0).astype(np.float64) * weight
         given += good * weight
     if classification:
         given = np.where(given > 0, total.sum(axis=1, keepdims=True), 0.0)
