@@ -32,6 +32,7 @@ class Watch:
 
     def __init__(self, rounds: int, patience: int, reports: int, on_round: Callable[[int, Array], bool]) -> None:
         self.best_round = 1
+        self.done = 0
         self._best_loss = math.inf
         self._rounds, self._patience, self._on_round = rounds, patience, on_round
         self._chunk = math.ceil(rounds / reports)
@@ -42,6 +43,7 @@ class Watch:
 
     def stops(self, done: int, loss: float, prediction: Callable[[], Array]) -> bool:
         """Whether training ends after `done` rounds with this validation loss; asks for a prediction only to report."""
+        self.done = done
         if loss < self._best_loss:
             self.best_round, self._best_loss = done, loss
         if done - self.best_round >= self._patience:
@@ -53,6 +55,8 @@ class Boosted(Estimator):
     """An `Estimator` of boosted trees; subclasses name the library's calls."""
 
     reports: ClassVar[int] = 20
+    trained_rounds: int = 0
+    """Rounds that the last training took, those after the best one included."""
 
     def __init__(self, spec: TableSpec, n_rounds: int, patience: int) -> None:
         check_whole(1, n_rounds=n_rounds, patience=patience)
@@ -69,12 +73,12 @@ class Boosted(Estimator):
         """See `Estimator.fit`."""
         watch = Watch(self._max_rounds, self._patience, self.reports, on_round)
         self._train(train, self._max_rounds, val, watch)
-        self.rounds = watch.best_round
+        self.rounds, self.trained_rounds = watch.best_round, watch.done
 
     def refit(self, train: Table, rounds: int) -> None:
         """See `Estimator.refit`."""
         self._train(train, rounds, None, None)
-        self.rounds = rounds
+        self.rounds = self.trained_rounds = rounds
 
     @abstractmethod
     def _train(self, train: Table, rounds: int, val: Table | None, watch: Watch | None) -> None:

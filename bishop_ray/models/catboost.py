@@ -96,7 +96,7 @@ class CatBoost(Boosted):
             raise judge.error
         if watch is not None and self.device != "cpu":
             losses = booster.get_evals_result()["validation"][settings["loss_function"]]
-            watch.best_round = int(np.argmin(losses)) + 1
+            watch.best_round, watch.done = int(np.argmin(losses)) + 1, len(losses)
         self._booster = booster
 
     def _settings(self, rounds: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ class LightGBM(Boosted):
         learning_rate: Shrinkage of a tree; the library's default where the paper's table says "None".
         patience: Rounds without a lower validation loss before training stops.
     """
+
+    reports: ClassVar[int] = 10  # of 150 rounds at most: scoring more often would cost a tenth of a training
 
     def __init__(
         self,
