@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -186,17 +185,16 @@ def test_a_class_may_be_absent_from_validation_or_training(name: str) -> None:
 
 @every_booster
 def test_threads_are_as_many_as_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one thread a training uses no more CPU time than wall time, and starts no threads."""
+    """With one thread, the calling one does the work, however busy the machine is."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    train, val = make(TaskType.BINARY, 4000, 0), make(TaskType.BINARY, 1000, 1)
-    model = build(name, rounds=40)
-    before = threading.active_count()
-    wall, cpu = time.perf_counter(), time.process_time()
+    train, val = make(TaskType.BINARY, 8000, 0), make(TaskType.BINARY, 1000, 1)
+    model = build(name, rounds=100)
+    everyone, me = time.process_time(), time.thread_time()
     model.fit(train, val, lambda rounds, prediction: False)
     model.predict(train.x_num, train.x_cat)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    assert cpu <= 1.3 * wall + 0.05
-    assert threading.active_count() == before
+    me = time.thread_time() - me
+    others = time.process_time() - everyone - me
+    assert others <= 0.1 * me + 0.05, "CPU seconds of other threads"
 
 
 @every_booster

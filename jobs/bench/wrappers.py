@@ -82,10 +82,11 @@ def lightgbm_by_hand(data: Data, threads: int) -> int:
     columns = list(range(N, N + C))
     fitted = lightgbm.Dataset(numbers(train), train.y, categorical_feature=columns, params=settings)
     held = fitted.create_valid(numbers(val), val.y)
-    stop = lightgbm.early_stopping(PATIENCE, verbose=False)
-    booster = lightgbm.train(settings, fitted, ROUNDS["lightgbm"], valid_sets=[held], callbacks=[stop])
+    curve: dict[str, Any] = {}
+    hooks: list[Any] = [lightgbm.early_stopping(PATIENCE, verbose=False), lightgbm.record_evaluation(curve)]
+    booster = lightgbm.train(settings, fitted, ROUNDS["lightgbm"], valid_sets=[held], callbacks=hooks)
     booster.predict(numbers(val), num_threads=threads)
-    return int(booster.current_iteration())
+    return len(curve["valid_0"]["binary_logloss"])
 
 
 def catboost_by_hand(data: Data, threads: int) -> int:
