@@ -139,9 +139,13 @@ def _data_flags(parser: argparse.ArgumentParser) -> None:
 
 def _search_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
-    group.add_argument("--models", nargs="+", default=["bishop"], metavar="NAME", help="models to search (bishop)")
+    group.add_argument(
+        "--models", nargs="+", default=["bishop"], metavar="NAME", help="models to search, or all (bishop)"
+    )
     group.add_argument("--space", metavar="NAME|FILE", help="search space; default: the model's own")
-    group.add_argument("--trials", type=positive_int, metavar="N", help="trials per study (20; no limit with a budget)")
+    group.add_argument(
+        "--trials", type=positive_int, metavar="N", help="trials per dataset (20, 10 x models; budget: no limit)"
+    )
     group.add_argument("--time-budget", type=duration, metavar="T", help="for the whole command, e.g. 30m")
     group.add_argument("--max-epochs", type=positive_int, metavar="N", help="epochs per trial (200; small space: 30)")
     group.add_argument("--sampler", choices=("tpe", "random", "gp"), default="tpe", help="Optuna sampler (tpe)")
@@ -151,7 +155,10 @@ def _search_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="seed of split and search (0)")
     group.add_argument(
-        "--eval-seeds", type=positive_int, default=3, metavar="N", help="trainings of the winner for the test score (3)"
+        "--eval-seeds", type=positive_int, metavar="N", help="trainings of the winner for the test score (3)"
+    )
+    group.add_argument(
+        "--refit", action="store_true", help="register the winner trained on train and validation rows together"
     )
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray import cli
+from bishop_ray.config import NO_LIMIT
 from bishop_ray.data.suites import SUITES, DatasetRef, embedded_ref, file_ref
 from bishop_ray.errors import UserError
 from bishop_ray.home import home
-from bishop_ray.listing import NO_LIMIT, describe, plan
+from bishop_ray.listing import describe, plan
 from bishop_ray.models import MODELS
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def tune(args: argparse.Namespace) -> int:
     """
     deadline = time.time() + args.time_budget if args.time_budget else 0.0
     _quiet()
-    models = cli.known("model", args.models, MODELS)
+    models = chosen_models(args.models)
+    _check_search(args, models)
     _check_output(args.output)
     refs, failures = datasets(args)
     _check_metric(args.metric, refs)
@@ -42,22 +44,26 @@ def tune(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(args, refs, models, storage, failures)
     from bishop_ray.tracking import tracking_uri
+    from bishop_ray.tuning.cluster import shared_slots
     from bishop_ray.tuning.prepare import load
 
     uri = tracking_uri(args.tracking_uri)
     configs = studies(args, refs, models, storage, uri, None)
     # A single bad table is answered before anything is started.
-    loaded = load(configs[0]) if len(configs) == 1 else None
+    loaded = load(configs[0]) if len(refs) == 1 else None
     # What only this process needs is imported and checked while Ray starts, which takes seconds.
     ready = _Background(lambda: _check(uri, configs, loaded))
     cluster = _connect(args.ray_address)
     ready.result()
-    return _run(args, studies(args, refs, models, storage, uri, cluster), storage, deadline, loaded, failures)
+    configs = studies(args, refs, models, storage, uri, cluster)
+    slots = shared_slots(cluster, [config.resources for config in configs], args.max_concurrent)
+    return _run(args, configs, slots, storage, deadline, loaded, failures)
 
 
 def _run(
     args: argparse.Namespace,
     configs: list[StudyConfig],
+    slots: dict[str, int],
     storage: Path,
     deadline: float,
     loaded: Loaded | None,
@@ -66,11 +72,16 @@ def _run(
     from bishop_ray.screen import announce, conclude, make_screen
     from bishop_ray.tuning.suite import run_studies
 
-    announce(configs, own_space=bool(args.space))
-    with make_screen(len(configs), deadline) as screen:
-        results, failed = run_studies(configs, screen, deadline, loaded)
-    name = configs[0].ref.experiment if len(configs) > 1 else configs[0].ref.key
-    conclude(results, failures + failed, storage / "leaderboards" / f"{name}.csv", args.output, configs[0].tracking_uri)
+    groups: dict[str, list[StudyConfig]] = {}
+    for config in configs:
+        groups.setdefault(config.ref.key, []).append(config)
+    announce(list(groups.values()), slots, own_space=bool(args.space))
+    with make_screen(len(groups), deadline, several_models=len(configs) > len(groups)) as screen:
+        results, failed, skipped = run_studies(list(groups.values()), slots, screen, deadline, loaded)
+    first = configs[0]
+    name = first.ref.experiment if len(groups) > 1 else first.ref.key
+    path = storage / "leaderboards" / f"{name}.csv"
+    conclude(results, failures + failed, skipped, path, args.output, first.tracking_uri)
     return cli.EXIT_FAILED if failures or failed else 0
 
 
@@ -80,6 +91,42 @@ def _connect(address: str) -> Cluster:
     cluster = connect(address)
     cli.catch_signals()  # Ray has put its own handlers in place
     return cluster
+
+
+def chosen_models(given: list[str]) -> list[str]:
+    """The models of ``--models``: names, or "all".
+
+    Raises:
+        UnknownName: One is not known.
+        UserError: The library of one that was named is not installed; the message has the pip line.
+    """
+    from bishop_ray.models import not_installed
+
+    if given == ["all"]:
+        return list(MODELS)
+    names = cli.known("model", given, [*MODELS, "all"])
+    if "all" in names:
+        raise UserError(f"--models: expected all, or names; found {' '.join(given)!r}")
+    for name in names:
+        if reason := not_installed(name):
+            raise UserError(f"--models: {reason}")
+    return names
+
+
+def _check_search(args: argparse.Namespace, models: list[str]) -> None:
+    """Flags that make no sense with several models.
+
+    Raises:
+        UserError: One of them is given.
+    """
+    if len(models) == 1:
+        return
+    for flag, value, why in (
+        ("--space", args.space, "every model has its own space"),
+        ("--eval-seeds", args.eval_seeds, "with several, the models that the search trained are scored"),
+    ):
+        if value is not None:
+            raise UserError(f"{flag} goes with one model ({why}); found --models {' '.join(models[:3])} ...")
 
 
 def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]:
@@ -142,13 +189,15 @@ def _check_metric(metric: str | None, refs: list[DatasetRef]) -> None:
 
 def _check(uri: str, configs: list[StudyConfig], loaded: Loaded | None) -> None:
     """Everything that can be wrong before the first study: spaces, a single table's columns, the tracking server."""
+    from bishop_ray.models import not_installed
     from bishop_ray.tracking import check_tracking
     from bishop_ray.tuning.prepare import prepare
     from bishop_ray.tuning.space import load_space
 
     for space, model in {(config.space, config.model) for config in configs}:
-        load_space(space, model)
-    if loaded is not None:
+        if not not_installed(model):
+            load_space(space, model)
+    if loaded is not None and len(configs) == 1:
         prepare(loaded)
     check_tracking(uri)
 
@@ -166,28 +215,35 @@ def studies(
     from bishop_ray.data.split import protocol
     from bishop_ray.tuning.cluster import concurrency, trial_resources
 
-    resources, concurrent = Resources(), 1
-    if cluster is not None:
-        resources = trial_resources(cluster, args.cpus_per_trial, args.gpus_per_trial, args.workers_per_trial)
-        concurrent = concurrency(cluster, resources, args.max_concurrent)
+    def room(model: str) -> tuple[Resources, int]:
+        if cluster is None:
+            return Resources(), 1
+        info = MODELS[model]
+        gpus = args.gpus_per_trial if "GPU" in info.device else 0.0
+        workers = args.workers_per_trial if info.kind == "network" else 1
+        resources = trial_resources(cluster, args.cpus_per_trial, gpus, workers)
+        return resources, concurrency(cluster, resources, args.max_concurrent)
+
     fractions = cli.fractions(args.split) if args.split else None
+    trials = 20 if len(models) == 1 else 10 * len(models)
     configs = []
     for ref in refs:
         for model in models:
             space, epochs = default_space(args.space, model, gpus=cluster is not None and cluster.gpus > 0)
+            resources, concurrent = room(model)
             configs.append(
                 StudyConfig(
                     ref=ref,
                     model=model,
                     space=space,
-                    trials=args.trials or (NO_LIMIT if args.time_budget else 20),
-                    max_epochs=args.max_epochs or epochs,
+                    trials=args.trials or (NO_LIMIT if args.time_budget else trials),
+                    max_epochs=reports(model) or args.max_epochs or epochs,
                     metric=args.metric or "",
                     split=protocol(ref, fractions, args.max_rows),
                     sampler=args.sampler,
                     scheduler=args.scheduler,
                     seed=args.seed,
-                    eval_seeds=args.eval_seeds,
+                    eval_seeds=args.eval_seeds or 3,
                     trainer=args.trainer,
                     resources=resources,
                     max_concurrent=concurrent,
@@ -195,9 +251,21 @@ def studies(
                     tracking_uri=uri,
                     time_budget=args.time_budget or 0.0,
                     fresh=args.fresh,
+                    refit=args.refit,
                 )
             )
     return configs
+
+
+def reports(model: str) -> int:
+    """How often a full training of a model of another library reports, 0 for networks, which report every epoch."""
+    from bishop_ray.models import model_class, not_installed
+    from bishop_ray.models.base import Estimator
+
+    if MODELS[model].kind == "network" or not_installed(model):
+        return 0
+    found = model_class(model)
+    return found.reports if issubclass(found, Estimator) else 0
 
 
 def default_space(given: str | None, model: str, gpus: bool) -> tuple[str, int]:

@@ -11,6 +11,9 @@ from bishop_ray.errors import UserError
 if TYPE_CHECKING:
     from bishop_ray.data.split import SplitProtocol
 
+NO_LIMIT = 100_000
+"""Trials of a study that only a time budget ends."""
+
 Params = dict[str, Any]
 """Hyperparameters by section and name: ``{"model": {...}, "train": {...}}``."""
 
@@ -124,6 +127,7 @@ class StudyConfig:
         tracking_uri: MLflow address.
         time_budget: Seconds for the whole command, 0 for no limit; kept as a fact of the run.
         fresh: Start over although the study exists.
+        refit: Train the winner on train and validation rows before it is registered.
     """
 
     ref: DatasetRef
@@ -144,6 +148,7 @@ class StudyConfig:
     tracking_uri: str = ""
     time_budget: float = 0.0
     fresh: bool = False
+    refit: bool = False
 
     def __post_init__(self) -> None:
         for name, flag in (("trials", "--trials"), ("max_epochs", "--max-epochs"), ("eval_seeds", "--eval-seeds")):
@@ -182,6 +187,10 @@ class StudyResult:
         parent_run: MLflow run of the study.
         champion: Whether the version is the champion of its name.
         reused: The study was finished before.
+        fit_seconds: Of the training that was registered.
+        predict_ms: Milliseconds to predict 1,000 rows of a raw table with it.
+        size_bytes: Of its files.
+        trained_on: "train", or "train and validation" after a refit.
     """
 
     dataset: str
@@ -203,3 +212,16 @@ class StudyResult:
     parent_run: str
     champion: bool = True
     reused: bool = False
+    fit_seconds: float = 0.0
+    predict_ms: float = 0.0
+    size_bytes: int = 0
+    trained_on: str = "train"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A model that was not tried on a dataset, and why: no failure."""
+
+    dataset: str
+    model: str
+    reason: str

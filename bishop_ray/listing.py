@@ -6,15 +6,13 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bishop_ray.config import NO_LIMIT
 from bishop_ray.data.suites import list_datasets
 from bishop_ray.models import MODELS
 
 if TYPE_CHECKING:
     from bishop_ray.config import StudyConfig
     from bishop_ray.tuning.cluster import Cluster
-
-NO_LIMIT = 100_000
-"""Trials of a study that only a time budget ends."""
 
 
 def listing(args: argparse.Namespace) -> str:

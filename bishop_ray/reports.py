@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bishop_ray.config import StudyResult
+from bishop_ray.config import Skipped, StudyResult
 from bishop_ray.training.metrics import display
 
 if TYPE_CHECKING:
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "dataset", "model", "metric", "validation", "test", "test_std", "linear", "mean", "trials", "early_stopped",
-    "failed", "seconds", "registered", "version",
+    "failed", "seconds", "fit_seconds", "predict_ms_per_1000_rows", "size_mb", "trained_on", "registered", "version",
+    "note",
 )  # fmt: skip
 
 
-def leaderboard(results: Sequence[StudyResult]) -> list[dict[str, Any]]:
+def leaderboard(results: Sequence[StudyResult], skipped: Sequence[Skipped] = ()) -> list[dict[str, Any]]:
     """Rows in the order of the datasets; scores in the metric's own sign, each on the rows its column names.
 
-    ``validation`` is the winner's score in the search; ``test`` the mean over the evaluation seeds; ``linear`` and
-    ``mean`` are a linear model and the constant prediction on the same test rows.
+    ``validation`` is the winner's score in the search, for an ensemble the cross-fitted one; ``test`` the mean over the
+    evaluation seeds; ``linear`` and ``mean`` are a linear model and the constant prediction on the same test rows.
+    Models that were skipped follow, with the reason as ``note`` and nothing else.
     """
+    empty: dict[str, Any] = dict.fromkeys(COLUMNS, "")
     return [
         {
             "dataset": r.dataset,
@@ -40,11 +43,16 @@ def leaderboard(results: Sequence[StudyResult]) -> list[dict[str, Any]]:
             "early_stopped": r.trials.get("pruned", 0),
             "failed": r.trials.get("failed", 0),
             "seconds": round(r.seconds, 1),
+            "fit_seconds": round(r.fit_seconds, 3),
+            "predict_ms_per_1000_rows": round(r.predict_ms, 3),
+            "size_mb": round(r.size_bytes / 1e6, 4),
+            "trained_on": r.trained_on,
             "registered": r.registered,
             "version": r.version,
+            "note": "champion" if r.champion else "",
         }
         for r in results
-    ]
+    ] + [{**empty, "dataset": s.dataset, "model": s.model, "note": f"skipped: {s.reason}"} for s in skipped]
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -70,13 +78,19 @@ def as_table(rows: Sequence[dict[str, Any]]) -> RichTable:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = ("dataset", "model", "metric", "validation", "test", "linear", "mean", "trials", "time", "registered")
+    shown = (
+        "dataset", "model", "metric", "validation", "test", "linear", "mean", "trials", "time", "fit", "ms/1k rows",
+        "MB", "registered",
+    )  # fmt: skip
     for name in shown:
         table.add_column(name, justify="left" if name in ("dataset", "model", "metric", "registered") else "right",
                          no_wrap=name != "dataset")  # fmt: skip
     for row in rows:
+        if not row["metric"]:  # skipped: the reason is printed below the table
+            continue
         trials = f"{row['trials']} ({row['early_stopped']} early)" if row["early_stopped"] else str(row["trials"])
         trials += f", {row['failed']} failed" if row["failed"] else ""
+        registered = f"{row['registered']} v{row['version']}" if row["version"] else row["registered"]
         table.add_row(
             row["dataset"],
             row["model"],
@@ -85,9 +99,12 @@ def as_table(rows: Sequence[dict[str, Any]]) -> RichTable:
             _number(row["test"]) + (f" ±{row['test_std']:.4f}" if row["test_std"] else ""),
             _number(row["linear"]),
             _number(row["mean"]),
-            trials,
-            clock(row["seconds"]),
-            f"{row['registered']} v{row['version']}" if row["version"] else row["registered"],
+            trials if row["trials"] else "",
+            clock(row["seconds"]) if row["trials"] else "",
+            f"{row['fit_seconds']:.1f}s",
+            f"{row['predict_ms_per_1000_rows']:.1f}",
+            f"{row['size_mb']:.2f}",
+            registered + (f" {row['note']}" if row["note"] else ""),
         )
     return table
 

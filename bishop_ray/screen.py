@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from bishop_ray.listing import NO_LIMIT, trials_words
+from bishop_ray.config import NO_LIMIT
+from bishop_ray.listing import trials_words
+from bishop_ray.models import MODELS
 from bishop_ray.reports import clock, leaderboard, render, score_words, to_csv, write_csv
 from bishop_ray.tracking import public_uri
 from bishop_ray.tracking.leaderboard import log_leaderboard
@@ -19,7 +21,7 @@ from bishop_ray.training.metrics import display
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bishop_ray.config import StudyConfig, StudyResult
+    from bishop_ray.config import Skipped, StudyConfig, StudyResult
     from bishop_ray.tuning.recorder import Progress
     from bishop_ray.tuning.suite import Failure
 
@@ -37,16 +39,19 @@ class Screen(Protocol):
         """Something happened in a study."""
 
 
-def make_screen(studies: int, deadline: float) -> Screen:
+def make_screen(studies: int, deadline: float, several_models: bool = False) -> Screen:
     """A live table when standard output is a terminal, else lines."""
-    return LiveScreen(studies, deadline) if sys.stdout.isatty() else PlainScreen(studies, deadline)
+    if sys.stdout.isatty():
+        return LiveScreen(studies, deadline)
+    return PlainScreen(studies, deadline, several_models=several_models)
 
 
 class PlainScreen:
     """A line for each trial that starts or ends, and at most one per `every` seconds for epochs."""
 
-    def __init__(self, studies: int, deadline: float, every: float = 10.0) -> None:
+    def __init__(self, studies: int, deadline: float, every: float = 10.0, several_models: bool = False) -> None:
         self._studies, self._deadline, self._every = studies, deadline, every
+        self._several = several_models
         self._seen: list[str] = []
         self._last = -every
 
@@ -67,8 +72,11 @@ class PlainScreen:
             self._last = time.monotonic()
         best = "" if progress.best is None else f", best {display(progress.metric, progress.best):.4f}"
         where = f"[{len(self._seen)}/{self._studies}] " if self._studies > 1 else ""
-        state = f"{progress.finished}/{progress.total} trials{best}{_left(self._deadline)}"
-        print(f"{where}{key}: {progress.last} ({state})", flush=True)
+        state = f"{progress.share} trials{best}{_left(self._deadline)}"
+        if self._several:
+            key = f"{key} {config.model}"
+            state = state if config.model != "automl" else _left(self._deadline).removeprefix(", ")
+        print(f"{where}{key}: {progress.last}" + (f" ({state})" if state else ""), flush=True)
 
 
 class LiveScreen:
@@ -108,7 +116,7 @@ class LiveScreen:
             table.add_row(
                 config.ref.key,
                 config.model,
-                f"{progress.finished}/{progress.total}",
+                progress.share,
                 str(counts["running"]),
                 str(counts["pruned"]),
                 str(counts["failed"]),
@@ -127,7 +135,7 @@ def time_left(progress: Progress, elapsed: float) -> str:
         progress: Of the study.
         elapsed: Seconds since it began in this process.
     """
-    if not progress.finished or progress.total >= NO_LIMIT:
+    if not progress.finished or not 0 < progress.total < NO_LIMIT:
         return ""
     return f"~{clock(elapsed / progress.finished * (progress.total - progress.finished))}"
 
@@ -136,36 +144,58 @@ def _left(deadline: float) -> str:
     return f", {clock(max(0.0, deadline - time.time()))} left" if deadline else ""
 
 
-def announce(configs: Sequence[StudyConfig], own_space: bool) -> None:
-    """Says what is about to run."""
-    first = configs[0]
+def announce(groups: Sequence[Sequence[StudyConfig]], slots: Mapping[str, int], own_space: bool) -> None:
+    """Says what is about to run: studies of one model, or searches over several, a group per dataset."""
+    first = groups[0][0]
+    many = len(groups) > 1
+    if len(groups[0]) > 1:
+        several = f"{len(groups)} searches" if many else "1 search"
+        places = " and ".join(f"{count} on {kind.upper()}s" for kind, count in slots.items())
+        print(
+            f"{several} over {len(groups[0])} models, {trials_words(first)} each; defaults first, then the better half "
+            f"of the models goes on with twice as many trials; at a time {places}",
+            flush=True,
+        )
+        return
     small = " (no GPU: the small space, not the paper's)" if first.space.endswith("_small") and not own_space else ""
     gpus = f", {first.resources.gpus:g} GPU" if first.resources.gpus else ""
+    steps = "epochs" if MODELS[first.model].kind == "network" else "reports"
     print(
-        f"{len(configs)} stud{'y' if len(configs) == 1 else 'ies'}, {trials_words(first)} each, up to "
-        f"{first.max_epochs} epochs; search space {first.space}{small}; {first.max_concurrent} at a time with "
+        f"{len(groups)} stud{'ies' if many else 'y'}, {trials_words(first)} each, up to "
+        f"{first.max_epochs} {steps}; search space {first.space}{small}; {first.max_concurrent} at a time with "
         f"{first.resources.cpus:g} CPU{gpus} per worker",
         flush=True,
     )
 
 
-def conclude(results: Sequence[StudyResult], failures: Sequence[Failure], path: Path, output: str, uri: str) -> None:
+def conclude(
+    results: Sequence[StudyResult],
+    failures: Sequence[Failure],
+    skipped: Sequence[Skipped],
+    path: Path,
+    output: str,
+    uri: str,
+) -> None:
     """Prints leaderboard, failures and how to use what was registered; writes the CSV files and MLflow's copy."""
     if results:
-        rows = leaderboard(results)
+        rows = leaderboard(results, skipped)
         print(f"\n{render(rows)}\n")
         for target in (path, *([Path(output)] if output else [])):
             write_csv(target, rows)
         print(f"leaderboard: {output or path}")
-        if reused := [r.dataset for r in results if r.reused]:
+        if reused := list(dict.fromkeys(r.dataset for r in results if r.reused)):
             print(f"finished before, nothing was trained: {', '.join(reused)} (--fresh starts over)")
+    for model in skipped:
+        print(f"skipped: {model.dataset} ({model.model}): {model.reason}")
     for failure in failures:
         print(f"failed: {failure.dataset} ({failure.model}): {failure.reason}")
+    datasets = list(dict.fromkeys(r.dataset for r in results))
     if results:
-        _show_use(results[-1], uri)
+        # The best of the last dataset: results of several models come with the best one first.
+        _show_use(next(r for r in results if r.dataset == datasets[-1]), uri)
     sys.stdout.flush()
-    if len(results) > 1:
-        log_leaderboard(uri, [r.parent_run for r in results], to_csv(rows))
+    if len(datasets) > 1:
+        log_leaderboard(uri, list(dict.fromkeys(r.parent_run for r in results)), to_csv(rows))
 
 
 def _show_use(result: StudyResult, uri: str) -> None:
@@ -179,7 +209,8 @@ def _show_use(result: StudyResult, uri: str) -> None:
         arguments.append(f'tracking_uri="{shown}"')
     title = "also champion" if result.champion else "an earlier version stays champion: its validation score is better"
     print(f"\ntest score of {result.dataset}: {score_words(result)}")
-    print(f"registered model: {result.registered} (version {result.version}, alias {result.model}; {title})")
+    rows = "" if result.trained_on == "train" else f", trained on {result.trained_on}"
+    print(f"registered model: {result.registered} (version {result.version}, alias {result.model}{rows}; {title})")
     print("load and use it, in any folder:")
     print("    import bishop_ray")
     print(f"    model = bishop_ray.load({', '.join(arguments)})")

@@ -26,10 +26,10 @@ def finished_result(config: StudyConfig, opened: OpenStudy) -> StudyResult | Non
     stored = opened.result
     if not stored or count_states(opened.study).total() < config.trials:
         return None
-    if stored["eval_seeds"] != config.eval_seeds:
+    if stored["eval_seeds"] != config.eval_seeds or stored.get("refit", False) != config.refit:
         return None
     _settle(config, opened.identity, "FINISHED", "finished")
-    return StudyResult(**{k: v for k, v in stored.items() if k != "eval_seeds"} | {"reused": True})
+    return StudyResult(**{k: v for k, v in stored.items() if k not in ("eval_seeds", "refit")} | {"reused": True})
 
 
 def _settle(config: StudyConfig, identity: str, status: str, reason: str) -> None:
@@ -37,8 +37,15 @@ def _settle(config: StudyConfig, identity: str, status: str, reason: str) -> Non
     settle(config.tracking_uri, config.ref.experiment, identity, spool, status, reason)
 
 
-def open_tracker(config: StudyConfig, space: SearchSpace, prepared: Prepared, opened: OpenStudy) -> StudyTracker:
-    """The study's parent run in MLflow, with everything that decides its result."""
+def trained_on(config: StudyConfig) -> str:
+    """The rows a registered model was trained on."""
+    return "train and validation" if config.refit else "train"
+
+
+def open_tracker(
+    config: StudyConfig, space: SearchSpace, prepared: Prepared, opened: OpenStudy, extra: dict[str, str] | None = None
+) -> StudyTracker:
+    """The study's parent run in MLflow, with everything that decides its result, and `extra` tags."""
     spec = prepared.data.spec
     params = {
         "trials": config.trials,
@@ -74,7 +81,7 @@ def open_tracker(config: StudyConfig, space: SearchSpace, prepared: Prepared, op
         folder=opened.folder,
         study_id=opened.identity,
         params=params,
-        tags=tags | environment(),
+        tags=tags | environment() | (extra or {}),
         texts={"search_space.yaml": space.source},
     )
 
@@ -105,7 +112,11 @@ def finish(
         data_key=f"{prepared.fingerprint} {config.split}",
         metric=config.metric,
         metrics=scores,
-        tags={"seed": str(final.seeds[final.registered]), "data_hash": prepared.fingerprint},
+        tags={
+            "seed": str(final.seeds[final.registered]),
+            "data_hash": prepared.fingerprint,
+            "trained_on": trained_on(config),
+        },
     )
     result = StudyResult(
         dataset=config.ref.key,
@@ -126,16 +137,19 @@ def finish(
         params=flatten(params_of(opened.study, best[0])),
         parent_run=run_id,
         champion=model.champion,
+        trained_on=trained_on(config),
+        **asdict(final.costs),
     )
     tracker.log_final(
         {**scores, "best_val_score": best[1], **{f"trials_{k}": float(v) for k, v in result.trials.items()}},
         tags={
             "best_trial": str(best[0]),
             "registered_model": f"{model.name} v{model.version}",
+            "trained_on": trained_on(config),
             "test_openings": str(opened.test_openings),
         },
         texts={"leaderboard.csv": to_csv(leaderboard([result]))},
         tables={"leaderboard.json": trial_rows(opened.study)},
     )
-    opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds})
+    opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds, "refit": config.refit})
     return result

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -137,3 +138,32 @@ def concurrency(cluster: Cluster, resources: Resources, asked: int | None) -> in
         on_gpus = cluster.gpus * math.floor(per_gpu + 1e-9) if per_gpu else cluster.gpus // resources.gpus
         fits = min(fits, int(on_gpus // resources.workers))
     return max(1, min(fits, asked or fits))
+
+
+def slot_kind(resources: Resources) -> str:
+    """The kind of slot a trial takes: "gpu" or "cpu"."""
+    return "gpu" if resources.gpus else "cpu"
+
+
+def shared_slots(cluster: Cluster, wanted: Iterable[Resources], asked: int | None) -> dict[str, int]:
+    """Trials at a time by kind of slot, when trials on GPUs and on CPUs run side by side.
+
+    Trials on GPUs come first, since they are the scarcer kind, but leave room for one trial on CPUs.
+
+    Args:
+        cluster: What there is.
+        wanted: What trials hold, one entry per kind at least.
+        asked: Trials at a time that were asked for, of both kinds together.
+    """
+    kinds = {slot_kind(resources): resources for resources in wanted}
+    if len(kinds) == 1:
+        return {kind: concurrency(cluster, resources, asked) for kind, resources in kinds.items()}
+    on_gpu, on_cpu = kinds["gpu"], kinds["cpu"]
+    held = on_gpu.cpus * on_gpu.workers
+    room = max(1, math.floor((cluster.cpus - on_cpu.cpus) / held + 1e-9))
+    gpus = min(concurrency(cluster, on_gpu, None), room)
+    cpus = max(1, math.floor((cluster.cpus - gpus * held) / on_cpu.cpus + 1e-9))
+    if asked:
+        gpus = max(1, min(gpus, asked - 1))
+        cpus = max(1, min(cpus, asked - gpus))
+    return {"gpu": gpus, "cpu": cpus}

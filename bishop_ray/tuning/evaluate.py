@@ -15,10 +15,11 @@ from bishop_ray.data.table import Table
 from bishop_ray.errors import TrainingFailed
 from bishop_ray.predictor import Predictor
 from bishop_ray.training.metrics import evaluate
-from bishop_ray.training.reference import reference_scores
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import evaluate_seed
-from bishop_ray.tuning.prepare import Prepared, open_test
+from bishop_ray.tuning.costs import Costs, measure
+from bishop_ray.tuning.prepare import Prepared, open_test, test_references
+from bishop_ray.tuning.refit import refit_winner
 
 GROUP_SECONDS = 20.0
 """What starting and ending a Ray Train worker group takes."""
@@ -29,12 +30,13 @@ class Evaluation:
     """The final word on a study.
 
     Attributes:
-        predictor: The training with the best validation score; this one is registered.
+        predictor: The training with the best validation score, or its refit; this one is registered.
         val_scores: Per seed.
         test_scores: Per seed.
         references: Test scores of the constant and the linear prediction on the same rows.
         seeds: The seeds whose training succeeded.
         registered: Position of `predictor` among the seeds.
+        costs: Of `predictor`.
     """
 
     predictor: Predictor
@@ -43,6 +45,7 @@ class Evaluation:
     references: dict[str, float]
     seeds: tuple[int, ...]
     registered: int
+    costs: Costs
 
     @property
     def test_mean(self) -> float:
@@ -93,13 +96,18 @@ def final_evaluation(
     trained = _train(config, settings, number, params, deadline)
     predictors = [Predictor.load(folder) for folder in trained.values()]
     val_scores = tuple(_score(config, prepared, p, prepared.data.validation) for p in predictors)
-    on_opening()
-    test = prepared.preprocessor.transform(open_test(config))
-    test_scores = tuple(_score(config, prepared, p, test) for p in predictors)
-    data = prepared.data
-    references = reference_scores(data.train, test, data.spec, config.metric, scale=data.target_scale)
     best = int(np.argmax(val_scores))
-    return Evaluation(predictors[best], val_scores, test_scores, references, tuple(trained), best)
+    refitted = (
+        refit_winner(config, settings, params, list(trained)[best], predictors[best], number) if config.refit else None
+    )
+    on_opening()
+    raw = open_test(config)
+    test = prepared.preprocessor.transform(raw)
+    test_scores = tuple(_score(config, prepared, p, test) for p in predictors)
+    references = test_references(config, raw)
+    chosen = refitted or predictors[best]
+    _, costs = measure(chosen, raw.frame)
+    return Evaluation(chosen, val_scores, test_scores, references, tuple(trained), best, costs)
 
 
 def _score(config: StudyConfig, prepared: Prepared, predictor: Predictor, table: Table) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.preprocess import Preprocessor
@@ -14,6 +15,7 @@ from bishop_ray.data.table import RawDataset, Split
 from bishop_ray.errors import BadTable
 from bishop_ray.models import model_class
 from bishop_ray.training.metrics import check_metric, default_metric
+from bishop_ray.training.reference import reference_scores
 from bishop_ray.training.trial import StudyData
 
 
@@ -86,6 +88,23 @@ def prepare(loaded: Loaded) -> Prepared:
     )
     example = loaded.train.rows(np.arange(min(5, loaded.rows[0])))
     return Prepared(data, preprocessor, loaded.fingerprint, example, loaded.rows)
+
+
+def combined(config: StudyConfig) -> tuple[RawDataset, RawDataset]:
+    """Train and validation rows as one table, and the validation rows: what a refit trains on and watches."""
+    parts = _split(config, load_dataset(config.ref))
+    frame = pd.concat([parts.train.frame, parts.validation.frame], ignore_index=True)
+    target = pd.concat([parts.train.target, parts.validation.target], ignore_index=True)
+    both = RawDataset(parts.train.name, frame, target, parts.train.task, parts.train.categorical)
+    return both, parts.validation
+
+
+def test_references(config: StudyConfig, test: RawDataset) -> dict[str, float]:
+    """Test scores of the constant prediction ("mean") and of a linear model ("linear") of the training rows."""
+    train = _split(config, load_dataset(config.ref)).train
+    preprocessor = Preprocessor.fit(train, "normal")
+    tables = preprocessor.transform(train), preprocessor.transform(test)
+    return reference_scores(*tables, preprocessor.spec, config.metric, scale=preprocessor.target.scale)
 
 
 def open_test(config: StudyConfig) -> RawDataset:

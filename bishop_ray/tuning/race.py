@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,10 +49,17 @@ class Race:
         names: The models, in the order in which their defaults are tried.
         record: File that keeps who went on after which round, so that a resumed search goes on with the same models;
             None for a race of one.
+        on_round: Called with the number of a round that begins and the models in it.
     """
 
-    def __init__(self, names: Sequence[str], record: Path | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        record: Path | None = None,
+        on_round: Callable[[int, Sequence[str]], None] = lambda number, names: None,
+    ) -> None:
         self.names = list(names)
+        self._on_round = on_round
         self._record = record
         self._survivors: list[list[str]] = [list(names)]
         if record is not None and record.is_file():
@@ -112,6 +119,7 @@ class Race:
         )
         keep = max(KEEP, math.ceil(len(ranked) / 2))
         self._survivors.append([name for name in self.names if name in ranked[:keep]])
+        self._on_round(self.round, self.survivors)
         if self._record is not None:
             self._record.parent.mkdir(parents=True, exist_ok=True)
             part = self._record.with_suffix(".part")

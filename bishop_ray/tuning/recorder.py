@@ -19,6 +19,7 @@ from optuna.trial import Trial, TrialState
 from ray.tune import Callback
 from ray.tune.schedulers import TrialScheduler
 
+from bishop_ray.config import NO_LIMIT
 from bishop_ray.training.groups import release_group
 from bishop_ray.training.metrics import display
 from bishop_ray.training.trial import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
@@ -50,7 +51,7 @@ class Progress:
     """Where a study stands, for the live table.
 
     Attributes:
-        total: Trials asked for.
+        total: Trials asked for, 0 where nothing limits their number.
         metric: Selection metric.
         counts: Trials by state: running, complete, pruned, failed.
         best: Best validation score so far, or None.
@@ -69,6 +70,11 @@ class Progress:
     def finished(self) -> int:
         """Trials that ended, in whatever way."""
         return self.counts["complete"] + self.counts["pruned"] + self.counts["failed"]
+
+    @property
+    def share(self) -> str:
+        """``3/8``, or ``3`` where nothing limits the number of trials."""
+        return f"{self.finished}/{self.total}" if 0 < self.total < NO_LIMIT else str(self.finished)
 
 
 class StudyRecorder(Callback):

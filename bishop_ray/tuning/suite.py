@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.errors import UserError
+from bishop_ray.tuning.automl import run_automl
 from bishop_ray.tuning.prepare import Loaded
 from bishop_ray.tuning.recorder import Progress
 from bishop_ray.tuning.store import study_folder
@@ -37,39 +38,48 @@ Listener = Callable[[StudyConfig, Progress], None]
 
 
 def run_studies(
-    configs: Sequence[StudyConfig],
+    groups: Sequence[Sequence[StudyConfig]],
+    slots: Mapping[str, int],
     listener: Listener,
     deadline: float = 0.0,
     first: Loaded | None = None,
-) -> tuple[list[StudyResult], list[Failure]]:
-    """Runs every study and returns results and failures in order.
+) -> tuple[list[StudyResult], list[Failure], list[Skipped]]:
+    """Runs every study and returns results, failures and skipped models in order.
 
     Args:
-        configs: The studies.
+        groups: Per dataset: one study, or one per model of a search over several.
+        slots: Trials at a time by kind of slot, for searches over several models.
         listener: Called whenever something happened.
-        deadline: Unix time by which everything must have ended, 0 for none; each study gets an equal share of what
+        deadline: Unix time by which everything must have ended, 0 for none; each dataset gets an equal share of what
             is left when it starts.
         first: The first study's data, when already loaded.
 
     Raises:
-        UserError: There is one study only and its input is bad.
+        UserError: There is one dataset only and its input is bad.
     """
     results: list[StudyResult] = []
     failures: list[Failure] = []
-    for position, config in enumerate(configs):
-        left = len(configs) - position
+    skipped: list[Skipped] = []
+    for position, group in enumerate(groups):
+        left, config = len(groups) - position, group[0]
+        models = ", ".join(c.model for c in group)
         share = time.time() + (deadline - time.time()) / left if deadline else 0.0
+        ready = first if position == 0 else None
         try:
-            ready = first if position == 0 else None
-            results.append(run_study(config, partial(listener, config), share, ready))
+            if len(group) == 1:
+                results.append(run_study(config, partial(listener, config), share, ready))
+            else:
+                found, others = run_automl(group, slots, listener, share, ready)
+                results += found
+                skipped += others
         except (UserError, StudyFailed) as error:
-            if len(configs) == 1 and isinstance(error, UserError):
+            if len(groups) == 1 and isinstance(error, UserError):
                 raise
-            failures.append(Failure(config.ref.key, config.model, str(error)))
+            failures.append(Failure(config.ref.key, models, str(error)))
         except Exception as error:  # whatever it is, the other studies go on
-            if len(configs) == 1:
+            if len(groups) == 1:
                 raise
             where = _keep_traceback(config)
             lines = str(error).strip().splitlines() or [""]
-            failures.append(Failure(config.ref.key, config.model, f"{type(error).__name__}: {lines[-1]} (see {where})"))
-    return results, failures
+            failures.append(Failure(config.ref.key, models, f"{type(error).__name__}: {lines[-1]} (see {where})"))
+    return results, failures, skipped

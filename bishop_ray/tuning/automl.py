@@ -1,0 +1,304 @@
+"""A search over several models on one dataset: one budget, one Tuner, one look at the test split, one champion."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from bishop_ray.config import Skipped, StudyConfig, StudyResult
+from bishop_ray.errors import UserError
+from bishop_ray.models import model_class, not_installed
+from bishop_ray.tracking import StudyTracker, environment
+from bishop_ray.tuning.chronicle import open_tracker, start_over
+from bishop_ray.tuning.cluster import slot_kind
+from bishop_ray.tuning.judge import Verdict, judge
+from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare
+from bishop_ray.tuning.race import Race
+from bishop_ray.tuning.recorder import Progress
+from bishop_ray.tuning.search import Family, make_family, run_search
+from bishop_ray.tuning.space import SearchSpace, load_space
+from bishop_ray.tuning.store import OpenStudy, exclusive, open_study
+from bishop_ray.tuning.study import StudyFailed
+from bishop_ray.tuning.trials import count_states
+
+AUTOML = "automl"
+STARTUP = 4
+"""Trials of a model before its sampler models anything: most models get few."""
+RESULT = "result.json"
+
+Listener = Callable[[StudyConfig, Progress], None]
+
+
+def automl_config(config: StudyConfig) -> StudyConfig:
+    """The search over all models as a study of its own, for its name and folder."""
+    return replace(config, model=AUTOML)
+
+
+def automl_folder(config: StudyConfig) -> Path:
+    """Where a search over several models keeps what belongs to none of them."""
+    return Path(config.storage) / "studies" / automl_config(config).name
+
+
+def run_automl(
+    configs: Sequence[StudyConfig],
+    slots: Mapping[str, int],
+    listener: Listener,
+    deadline: float = 0.0,
+    loaded: Loaded | None = None,
+) -> tuple[list[StudyResult], list[Skipped]]:
+    """Searches all models, builds the ensemble, evaluates once, registers.
+
+    Args:
+        configs: A study per model, of one dataset; ``trials`` and ``time_budget`` are those of all together.
+        slots: Trials at a time on CPUs ("cpu") and on GPUs ("gpu").
+        listener: Called in this thread whenever something happened.
+        deadline: Unix time by which all of it must have ended, 0 for none.
+        loaded: What `load` answered for the first study, if it was called before.
+
+    Returns:
+        A result per model that has one, the ensemble among them, best validation score first; and who was skipped.
+
+    Raises:
+        UserError: Bad input, before anything is written; or none of the models can be trained on these data.
+        StudyFailed: No trial of any model gave a score.
+    """
+    loaded = loaded or load(configs[0])
+    configs = [replace(config, metric=loaded.config.metric) for config in configs]
+    data = _Encodings(loaded)
+    able, skipped = _able(configs, data)
+    if not able:
+        raise UserError("no model can be trained: " + "; ".join(f"{s.model}: {s.reason}" for s in skipped))
+    spaces = {config.model: load_space(config.space, config.model) for config in able}
+    folder, whole = automl_folder(able[0]), automl_config(able[0])
+    with contextlib.ExitStack() as locks:
+        for config in (whole, *able):
+            locks.enter_context(exclusive(config))
+        if whole.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+            for config in able:
+                start_over(config)
+        opened = {config.model: open_study(config, spaces[config.model], loaded.fingerprint) for config in able}
+        if (stored := _finished(whole, folder, opened)) is not None:
+            return stored, skipped
+        run = _Run(whole, able, slots, listener, deadline, folder)
+        results, without = run.run(data, spaces, opened, skipped)
+        return results, skipped + without
+
+
+class _Encodings:
+    """The dataset as each kind of model reads it, encoded once per kind."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._known: dict[str, Prepared] = {}
+        self._shared: dict[str, Any] = {}
+
+    def of(self, config: StudyConfig) -> Prepared:
+        """For the model of `config`."""
+        kind = model_class(config.model).numeric
+        if kind not in self._known:
+            self._known[kind] = prepare(replace(self._loaded, config=config))
+        return self._known[kind]
+
+    def shared(self, config: StudyConfig) -> Any:
+        """The same in Ray's object store."""
+        kind = model_class(config.model).numeric
+        if kind not in self._shared:
+            self._shared[kind] = ray.put(self.of(config).data)
+        return self._shared[kind]
+
+
+def _able(configs: Sequence[StudyConfig], data: _Encodings) -> tuple[list[StudyConfig], list[Skipped]]:
+    """The studies whose model can be trained on the data, and the others with their reasons."""
+    able: list[StudyConfig] = []
+    skipped: list[Skipped] = []
+    for config in configs:
+        reason = not_installed(config.model)
+        if not reason:
+            train = data.of(config).data
+            reason = model_class(config.model).cannot(train.spec, len(train.train))
+        if reason:
+            skipped.append(Skipped(config.ref.key, config.model, reason))
+        else:
+            able.append(config)
+    return able, skipped
+
+
+def _finished(whole: StudyConfig, folder: Path, opened: Mapping[str, OpenStudy]) -> list[StudyResult] | None:
+    """The stored results, if this very command ended before."""
+    if not (folder / RESULT).is_file():
+        return None
+    stored = json.loads((folder / RESULT).read_text("utf-8"))
+    done = sum(count_states(o.study).total() for o in opened.values())
+    if done < whole.trials or stored["models"] != list(opened) or stored["refit"] != whole.refit:
+        return None
+    return [StudyResult(**row | {"reused": True}) for row in stored["results"]]
+
+
+class _Run:
+    """One run of a search over several models."""
+
+    def __init__(
+        self,
+        whole: StudyConfig,
+        configs: Sequence[StudyConfig],
+        slots: Mapping[str, int],
+        listener: Listener,
+        deadline: float,
+        folder: Path,
+    ) -> None:
+        self.whole, self.configs, self.slots = whole, configs, slots
+        self.listener, self.deadline, self.folder = listener, deadline, folder
+        self.began = time.time()
+        left = deadline - self.began
+        # Kept for predictions of the test rows, the ensemble and a registered version per model.
+        self.ends = deadline - min(15.0 + 2.0 * len(configs), left / 4) if deadline else 0.0
+        self.progress = Progress(0 if deadline else whole.trials, whole.metric)
+
+    def run(
+        self,
+        data: _Encodings,
+        spaces: Mapping[str, SearchSpace],
+        opened: Mapping[str, OpenStudy],
+        skipped: Sequence[Skipped],
+    ) -> tuple[list[StudyResult], list[Skipped]]:
+        """Search, verdict, records."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        identity = _identity(self.folder)
+        tracker = self._tracker(data.of(self.configs[0]), identity)
+        parent = {"mlflow.parentRunId": tracker.parent_run_id(), "automl": self.whole.name}
+        families = [
+            make_family(
+                config,
+                spaces[config.model],
+                data.of(config),
+                opened[config.model],
+                open_tracker(config, spaces[config.model], data.of(config), opened[config.model], parent),
+                data.shared(config),
+                partial(self.listener, config),
+                STARTUP,
+            )
+            for config in self.configs
+        ]
+        status = "FAILED"
+        try:
+            self._search(families)
+            self._tell("evaluating the best of each model on the test split, once")
+            verdict = judge(self.whole, families, self.folder, identity, tracker, skipped)
+            self._keep(verdict, families)
+            status = "FINISHED"
+            return verdict.results, verdict.without
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            for family in families:
+                family.opened.add_seconds(time.time() - self.began)
+                family.tracker.close(status)
+            tracker.close(status)
+
+    def _search(self, families: Sequence[Family]) -> None:
+        kinds: dict[str, list[str]] = {}
+        for family in families:
+            family.progress.total = 0
+            kinds.setdefault(slot_kind(family.config.resources), []).append(family.config.model)
+        races = {kind: Race(names, self.folder / f"race-{kind}.json", self._on_round) for kind, names in kinds.items()}
+        self._families = families
+        over = self._over if self.deadline else None
+        run_search(families, races, self.slots, self.whole.trials, self.folder, self._limit, over)
+        if not any(family.progress.best is not None for family in families):
+            raise StudyFailed("no trial of any model gave a score: " + "; ".join(why_none(f) for f in families[:3]))
+
+    def _limit(self, race: Race, waiting: int, slots: int) -> float:
+        """Seconds for the next trial: an equal share of the time left for those that wait; defaults share a half."""
+        if not self.deadline:
+            return 0.0
+        left = self.ends - time.time()
+        if left < 1:
+            return -1.0
+        share = left
+        if race.round == 0:
+            share = max(left / 10, self.began + (self.ends - self.began) / 2 - time.time())
+        return min(left, max(2.0, share * slots / waiting))
+
+    def _over(self) -> bool:
+        """Whether whatever runs must be stopped: trials end by themselves before, unless one epoch takes too long."""
+        if time.time() < self.ends + min(5.0, (self.deadline - self.ends) / 4):
+            return False
+        for family in self._families:
+            family.recorder.stopping = "time budget"
+        return True
+
+    def _on_round(self, number: int, names: Sequence[str]) -> None:
+        self._tell(f"round {number} of the race: {', '.join(names)}")
+
+    def _tell(self, event: str) -> None:
+        self.progress.last = event
+        self.listener(self.whole, self.progress)
+
+    def _tracker(self, prepared: Prepared, identity: str) -> StudyTracker:
+        whole, spec = self.whole, prepared.data.spec
+        params = {
+            "models": ", ".join(config.model for config in self.configs),
+            "trials": whole.trials,
+            "time_budget_seconds": whole.time_budget,
+            "sampler": whole.sampler,
+            "scheduler": whole.scheduler,
+            "seed": whole.seed,
+            "split": str(whole.split),
+            "refit": whole.refit,
+            "slots": dict(self.slots),
+        }
+        tags = {
+            "dataset": whole.ref.key,
+            "suite": whole.ref.group,
+            "model": AUTOML,
+            "task": spec.task.value,
+            "metric": whole.metric,
+            "data_hash": prepared.fingerprint,
+            "rows": "/".join(map(str, prepared.rows)),
+        }
+        return StudyTracker(
+            whole.tracking_uri, whole.ref.experiment, whole.name,
+            folder=self.folder, study_id=identity, params=params, tags=tags | environment(),
+        )  # fmt: skip
+
+    def _keep(self, verdict: Verdict, families: Sequence[Family]) -> None:
+        """Stores the results, so that the same command need not run again."""
+        row = {
+            "models": [family.config.model for family in families],
+            "refit": self.whole.refit,
+            "results": [asdict(result) for result in verdict.results],
+        }
+        _write(self.folder / RESULT, json.dumps(row))
+
+
+def why_none(family: Family) -> str:
+    """Why a model has no trained trial."""
+    reasons = [t.user_attrs.get("reason", "") for t in family.opened.study.get_trials(deepcopy=False)]
+    shown = sorted({reason for reason in reasons if reason})
+    return f"{family.config.model}: " + ("; ".join(shown[:2]) or "no time was left for it")
+
+
+def _identity(folder: Path) -> str:
+    """The identity of the search, the same in every run of it."""
+    path = folder / "id"
+    if not path.is_file():
+        _write(path, uuid.uuid4().hex[:12])
+    return path.read_text("utf-8")
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, "utf-8")
+    part.replace(path)

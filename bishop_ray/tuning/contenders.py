@@ -1,0 +1,116 @@
+"""The trained models that studies left on disk, and the ensemble of them; nothing is trained here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+
+from bishop_ray.data.table import TaskType
+from bishop_ray.errors import UserError
+from bishop_ray.predictor import EnsembleMember, EnsemblePredictor, Predictor
+from bishop_ray.training.ensemble import Member, cross_fitted, select
+from bishop_ray.training.trial import PREDICTOR, VALIDATION
+from bishop_ray.tuning.trials import kept_models
+
+ENSEMBLE = "ensemble"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A trained model on disk.
+
+    Attributes:
+        model: Registry name.
+        number: Its trial.
+        score: Validation score, larger is better.
+        folder: Holds its predictor and its predictions of the validation rows.
+    """
+
+    model: str
+    number: int
+    score: float
+    folder: Path
+
+    def load(self) -> Predictor:
+        """The predictor."""
+        return Predictor.load(self.folder / PREDICTOR)
+
+    def predictions(self) -> NDArray[np.float32]:
+        """(R, K) outputs for the R validation rows."""
+        found: NDArray[np.float32] = np.load(self.folder / VALIDATION, allow_pickle=False)
+        return found
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What validation predictions are scored against.
+
+    Attributes:
+        y: (R,) class indices, or the standardised target, of the validation rows.
+        metric: Selection metric.
+        task: The task type.
+        scale: Units of the target per unit of `y`.
+        seed: Of the folds.
+    """
+
+    y: NDArray[Any]
+    metric: str
+    task: TaskType
+    scale: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """An ensemble and how good it is on the validation rows.
+
+    Attributes:
+        members: Contenders and their weights, the largest first.
+        score: Cross-fitted: weights fitted on four fifths of the rows, scored on the fifth.
+    """
+
+    members: tuple[tuple[Contender, float], ...]
+    score: float
+
+    def load(self) -> EnsemblePredictor:
+        """The predictor, with every member in it."""
+        members = [EnsembleMember(f"trial {c.number}", weight, c.load()) for c, weight in self.members]
+        seconds = sum(float(m.predictor.info.get("fit_seconds", 0.0)) for m in members)
+        return EnsemblePredictor(members=tuple(members), info={"fit_seconds": seconds})
+
+    def words(self) -> str:
+        """Members and weights in one line."""
+        return ", ".join(f"{weight:.2f} {c.model} (trial {c.number})" for c, weight in self.members)
+
+
+def contenders(studies: Iterable[tuple[str, optuna.Study, Path]]) -> list[Contender]:
+    """Of each (model, study, folder): the models that its best trials left, the best of all first."""
+    found = [
+        Contender(model, number, score, path)
+        for model, study, folder in studies
+        for number, score, path in kept_models(study, folder)
+    ]
+    return sorted(found, key=lambda c: -c.score)
+
+
+def build_ensemble(found: Sequence[Contender], problem: Problem) -> Ensemble | None:
+    """Greedy selection over the contenders; None when a single one is all it takes, or none is usable."""
+    members = [Member(c.model, str(c.number), c.score) for c in found]
+    if len(members) < 2:
+        return None
+    predictions = [c.predictions() for c in found]
+    arguments = (members, predictions, problem.y, problem.metric, problem.task, problem.scale)
+    try:
+        weights = select(*arguments)
+    except UserError:
+        return None  # no member's predictions are finite
+    if len(weights) < 2:
+        return None
+    chosen = sorted(((found[i], weight) for i, weight in weights.items()), key=lambda pair: -pair[1])
+    return Ensemble(tuple(chosen), cross_fitted(*arguments, seed=problem.seed))

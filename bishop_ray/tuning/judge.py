@@ -1,0 +1,243 @@
+"""The verdict on a search over several models: ensemble, champion, the one look at the test rows, registration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bishop_ray.config import Skipped, StudyConfig, StudyResult
+from bishop_ray.predictor import EnsembleMember, EnsemblePredictor, Predictor
+from bishop_ray.reports import leaderboard, to_csv
+from bishop_ray.tracking import StudyTracker, register_best
+from bishop_ray.training.metrics import evaluate
+from bishop_ray.tuning.contenders import ENSEMBLE, Contender, Ensemble, Problem, build_ensemble, contenders
+from bishop_ray.tuning.costs import Costs, measure
+from bishop_ray.tuning.facts import save_problem
+from bishop_ray.tuning.prepare import open_test, test_references
+from bishop_ray.tuning.refit import refit_winner
+from bishop_ray.tuning.search import Family
+from bishop_ray.tuning.space import flatten
+from bishop_ray.tuning.trials import count_states, params_of, trial_rows
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a search over several models ended with.
+
+    Attributes:
+        results: A result per model that has a trained trial, and the ensemble's; best validation score first.
+        without: Models that have none, with the reason.
+    """
+
+    results: list[StudyResult]
+    without: list[Skipped]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A row of the leaderboard before it is registered."""
+
+    model: str
+    predictor: Predictor
+    val_score: float
+    trial: int
+    family: Family | None
+    params: dict[str, Any]
+    trained_on: str = "train"
+
+
+def judge(
+    whole: StudyConfig,
+    families: Sequence[Family],
+    folder: Path,
+    identity: str,
+    tracker: StudyTracker,
+    skipped: Sequence[Skipped],
+) -> Verdict:
+    """Compares by validation scores, then opens the test split once, then registers.
+
+    The champion is the best single model, or the ensemble where its cross-fitted score is better.
+
+    Args:
+        whole: The search as a study of its own.
+        families: The searched studies.
+        folder: The search's folder.
+        identity: The search's identity.
+        tracker: The search's own run.
+        skipped: Models that were not tried, for the leaderboard.
+    """
+    studies = [(f.config.model, f.opened.study, f.opened.folder) for f in families]
+    found = contenders(studies)
+    data = families[0].prepared.data
+    problem = Problem(data.validation.y, whole.metric, data.spec.task, data.target_scale, whole.seed)
+    save_problem(folder, problem, whole, [f.config for f in families], families[0].prepared)
+    ensemble = build_ensemble(found, problem)
+    entries = _entries(whole, families, found, ensemble)
+    without = [
+        Skipped(whole.ref.key, f.config.model, _why_not(f))
+        for f in families
+        if f.config.model not in {c.model for c in found}
+    ]
+    for family in families:
+        family.opened.count_test_opening()
+    test = open_test(whole)
+    references = test_references(whole, test)
+    results = []
+    for entry in entries:
+        output, costs = measure(entry.predictor, test.frame)
+        target = entry.predictor.target
+        score = evaluate(whole.metric, problem.task, target.encode(test.target), output, scale=target.scale)
+        results.append(_register(whole, entry, costs, score, references, families[0], identity, tracker))
+    _log(whole, families, results, tracker, ensemble, skipped=[*skipped, *without])
+    return Verdict(results, without)
+
+
+def _why_not(family: Family) -> str:
+    trials = family.opened.study.get_trials(deepcopy=False)
+    reasons = sorted({str(t.user_attrs["reason"]) for t in trials if t.user_attrs.get("reason")})
+    if reasons:
+        return f"no trained trial: {'; '.join(reasons[:2])}"
+    return "no trial reached a first score within the time budget" if trials else "no time was left for a trial"
+
+
+def _entries(
+    whole: StudyConfig, families: Sequence[Family], found: Sequence[Contender], ensemble: Ensemble | None
+) -> list[_Entry]:
+    """The best of each model and the ensemble, best validation score first; the first one refitted, if asked."""
+    by_model = {f.config.model: f for f in families}
+    entries: list[_Entry] = []
+    for contender in found:
+        if contender.model not in {entry.model for entry in entries}:
+            family = by_model[contender.model]
+            params = flatten(params_of(family.opened.study, contender.number))
+            entries.append(_Entry(contender.model, contender.load(), contender.score, contender.number, family, params))
+    if ensemble is not None:
+        predictor = ensemble.load()
+        row = _Entry(ENSEMBLE, predictor, ensemble.score, -1, None, dict(predictor.hparams))
+        # After a single model of the same score: among equals the simpler one.
+        entries.insert(sum(entry.val_score >= ensemble.score for entry in entries), row)
+    if whole.refit and entries:
+        entries[0] = _refitted(entries[0], by_model, ensemble)
+    return entries
+
+
+def _refitted(entry: _Entry, by_model: dict[str, Family], ensemble: Ensemble | None) -> _Entry:
+    """The champion trained on train and validation rows: every member of it, if it is the ensemble."""
+    if entry.model == ENSEMBLE and ensemble is not None:
+        members = tuple(
+            EnsembleMember(f"trial {c.number}", weight, _refit(by_model[c.model], c)) for c, weight in ensemble.members
+        )
+        seconds = sum(float(m.predictor.info["fit_seconds"]) for m in members)
+        predictor: Predictor = EnsemblePredictor(members=members, info={"fit_seconds": seconds})
+    else:
+        family = by_model[entry.model]
+        predictor = _refit(family, Contender(entry.model, entry.trial, entry.val_score, Path()), entry.predictor)
+    return replace(entry, predictor=predictor, trained_on="train and validation")
+
+
+def _refit(family: Family, contender: Contender, found: Predictor | None = None) -> Predictor:
+    params = params_of(family.opened.study, contender.number)
+    return refit_winner(
+        family.config, family.settings, params, family.config.seed, found or contender.load(), contender.number
+    )
+
+
+def _register(
+    whole: StudyConfig,
+    entry: _Entry,
+    costs: Costs,
+    score: float,
+    references: dict[str, float],
+    first: Family,
+    identity: str,
+    tracker: StudyTracker,
+) -> StudyResult:
+    """A version of the registered model, with its alias; the first entry becomes champion."""
+    family, prepared = entry.family, first.prepared
+    own = family.tracker if family else tracker
+    run_id = own.parent_run_id()
+    scores = {"test_score": score} | {f"test_score_{name}": value for name, value in references.items()}
+    model = register_best(
+        entry.predictor,
+        whole.ref.key,
+        alias=entry.model,
+        val_score=entry.val_score,
+        example=prepared.example.frame,
+        run_id=run_id,
+        uri=whole.tracking_uri,
+        study_id=family.opened.identity if family else identity,
+        data_key=f"{prepared.fingerprint} {whole.split}",
+        metric=whole.metric,
+        metrics=scores,
+        tags={"seed": str(whole.seed), "data_hash": prepared.fingerprint, "trained_on": entry.trained_on},
+    )
+    study = family.opened.study if family else None
+    return StudyResult(
+        dataset=whole.ref.key,
+        model=entry.model,
+        metric=whole.metric,
+        trials=dict(count_states(study)) if study else {},
+        best_trial=entry.trial,
+        val_score=entry.val_score,
+        test_mean=score,
+        test_std=0.0,
+        test_scores=[score],
+        linear=references["linear"],
+        mean=references["mean"],
+        registered=model.name,
+        version=str(model.version),
+        seconds=_seconds(study) if study else 0.0,
+        rows=list(prepared.rows),
+        params=entry.params,
+        parent_run=run_id,
+        champion=model.champion,
+        trained_on=entry.trained_on,
+        **asdict(costs),
+    )
+
+
+def _seconds(study: Any) -> float:
+    """What all trials of a study took."""
+    return float(np.sum([t.user_attrs.get("seconds", 0.0) for t in study.get_trials(deepcopy=False)]))
+
+
+def _log(
+    whole: StudyConfig,
+    families: Sequence[Family],
+    results: Sequence[StudyResult],
+    tracker: StudyTracker,
+    ensemble: Ensemble | None,
+    skipped: Sequence[Skipped],
+) -> None:
+    """The leaderboard beside the search's run, and each model's own result beside its study's."""
+    best = results[0]
+    rows = leaderboard(results, skipped)
+    texts = {"leaderboard.csv": to_csv(rows)}
+    if ensemble is not None:
+        texts["ensemble.txt"] = f"cross-fitted {whole.metric}: {ensemble.score!r}\n{ensemble.words()}\n"
+    tracker.log_final(
+        {"best_val_score": best.val_score, "test_score": best.test_mean, "test_score_linear": best.linear,
+         "test_score_mean": best.mean, "models": float(len(families))},
+        tags={"champion": best.model, "registered_model": f"{best.registered} v{best.version}",
+              "trained_on": best.trained_on},
+        texts=texts,
+        tables={"leaderboard.json": rows},
+    )  # fmt: skip
+    by_model = {result.model: result for result in results}
+    for family in families:
+        result = by_model.get(family.config.model)
+        if result is None:
+            continue
+        numbers = {"best_val_score": result.val_score, "test_score": result.test_mean}
+        numbers |= {"fit_seconds": result.fit_seconds, "predict_ms_per_1000_rows": result.predict_ms}
+        numbers |= {f"trials_{state}": float(count) for state, count in result.trials.items()}
+        family.tracker.log_final(
+            numbers,
+            tags={"best_trial": str(result.best_trial), "registered_model": f"{result.registered} v{result.version}",
+                  "test_openings": str(family.opened.test_openings)},
+            tables={"leaderboard.json": trial_rows(family.opened.study)},
+        )  # fmt: skip

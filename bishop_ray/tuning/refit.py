@@ -1,0 +1,44 @@
+"""The winner's configuration trained once more, on train and validation rows, for the epochs or rounds found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+
+from bishop_ray.config import Params, StudyConfig
+from bishop_ray.data.preprocess import Preprocessor
+from bishop_ray.models import model_class
+from bishop_ray.predictor import Predictor
+from bishop_ray.training.trial import StudyData, TrialSettings
+from bishop_ray.training.worker import refit
+from bishop_ray.tuning.prepare import combined
+
+
+def refit_winner(
+    config: StudyConfig, settings: TrialSettings, params: Params, seed: int, found: Predictor
+) -> Predictor:
+    """The refitted predictor; there are no rows left to validate it on.
+
+    Args:
+        config: The study.
+        settings: What its trials shared.
+        params: The winner's parameters.
+        seed: Of the training.
+        found: The winner as it was trained on the training rows: its ``info["rounds"]`` is how long to train.
+        number: Its trial.
+    """
+    both, validation = combined(config)
+    preprocessor = Preprocessor.fit(both, model_class(config.model).numeric)
+    data = StudyData(
+        preprocessor.spec,
+        preprocessor.transform(both),
+        preprocessor.transform(validation),
+        preprocessor.to_dict(),
+        preprocessor.target.scale,
+    )
+    folder = Path(settings.folder) / "refit" / f"{number:04d}-seed-{seed}"
+    mine = replace(settings, data=ray.put(data), seed=seed)
+    task = ray.remote(refit).options(num_cpus=settings.resources.cpus, num_gpus=settings.resources.gpus)
+    return Predictor.load(ray.get(task.remote(mine, params, int(found.info["rounds"]), str(folder))))
