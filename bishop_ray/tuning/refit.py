@@ -17,7 +17,7 @@ from bishop_ray.tuning.prepare import combined
 
 
 def refit_winner(
-    config: StudyConfig, settings: TrialSettings, params: Params, seed: int, found: Predictor
+    config: StudyConfig, settings: TrialSettings, params: Params, seed: int, found: Predictor, number: int
 ) -> Predictor:
     """The refitted predictor; there are no rows left to validate it on.
 
