@@ -27,6 +27,9 @@ from bishop_ray.models.pretrained import Checkpoint, digest, find_weights, offli
 CONTEXT, MANIFEST, FORMAT = "context.safetensors", "context.json", 1
 _ROWS = 4096
 """Rows asked about at a time: bounds the memory of a prediction."""
+_STEP = 64
+"""Requests are filled up to a multiple of these rows: products of other shapes round otherwise, and where a package
+undoes a transform of the target the last bits of a row would depend on how many others there are."""
 
 
 class InContextModel(Estimator):
@@ -111,8 +114,8 @@ class InContextModel(Estimator):
             warnings.simplefilter("ignore")
             for start in range(0, len(x), _ROWS):
                 rows = x[start : start + _ROWS]
-                answer = self._model.predict_proba(rows) if self.spec.task.is_classification else self._mean(rows)
-                parts.append(np.asarray(answer, np.float32).reshape(len(rows), self.spec.n_out))
+                answer = self._answer(np.concatenate([rows, np.repeat(rows[:1], -len(rows) % _STEP, axis=0)]))
+                parts.append(np.asarray(answer, np.float32).reshape(-1, self.spec.n_out)[: len(rows)])
         return np.concatenate(parts)
 
     def save(self, folder: Path) -> None:
@@ -176,8 +179,9 @@ class InContextModel(Estimator):
                 reason = " ".join(str(error).split())[:300]
                 raise TrainingFailed(f"{self.package} refuses the training rows: {reason}") from error
 
-    def _mean(self, rows: Array) -> NDArray[Any]:
-        answer: NDArray[Any] = self._model.predict(rows, output_type="mean")
+    def _answer(self, x: Array) -> NDArray[Any]:
+        classes = self.spec.task.is_classification
+        answer: NDArray[Any] = self._model.predict_proba(x) if classes else self._model.predict(x, output_type="mean")
         return answer
 
 
