@@ -58,7 +58,8 @@ def default_params(name: str) -> Params:
     for argument, parameter in inspect.signature(model_class(name).__init__).parameters.items():
         if MODELS[name].kind == "estimator" and argument in FEW_ROUNDS:
             value = params["model"].get(argument, parameter.default)
-            params["model"][argument] = min(value, FEW_ROUNDS[argument])
+            # Permutations of a foundation model are whole passes, not trees.
+            params["model"][argument] = min(value, 2 if name in NEEDS_WEIGHTS else FEW_ROUNDS[argument])
     return params
 
 
