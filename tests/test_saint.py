@@ -95,7 +95,7 @@ def test_the_context_is_a_fixed_sample_that_travels_with_the_state() -> None:
 
 def test_row_attention_equals_a_loop_over_rows() -> None:
     torch.manual_seed(0)
-    attention = RowAttention(10, 2, 0.0).double()
+    attention = RowAttention(10, 2).double()
     x = torch.randn(4, 10, dtype=torch.float64)
     q, k, v = attention.project(attention.norm(x)).chunk(3, dim=-1)
     slow = []

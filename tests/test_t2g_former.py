@@ -178,14 +178,23 @@ def test_widths_that_no_head_count_divides_build() -> None:
     assert net(*batch(2)).shape == (2, 3)
 
 
-def test_wide_tables_are_predicted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, rows = network().eval(), batch(9)
+def test_rows_of_wide_tables_pass_in_pieces_with_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, rows = network(attention_dropout=0.0, ffn_dropout=0.0).double(), batch(9)
+    rows = (rows[0].double(), rows[1])
     whole = net(*rows)
+    whole.square().sum().backward()
+    slopes = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
     monkeypatch.setattr("bishop_ray.models.t2g_former._WEIGHTS", 2 * 4 * NODES**2)
     sizes: list[int] = []
-    net.tokens.register_forward_hook(lambda _module, inputs, _out: sizes.append(len(inputs[0])))
-    torch.testing.assert_close(net(*rows), whole)
+    handle = net.tokens.register_forward_hook(lambda _module, inputs, _out: sizes.append(len(inputs[0])))
+    with torch.no_grad():
+        torch.testing.assert_close(net(*rows), whole, rtol=0, atol=1e-12)
     assert sizes == [2, 2, 2, 2, 1]
+    handle.remove()
+    net(*rows).square().sum().backward()
+    for parameter, slope in zip(net.parameters(), slopes, strict=True):
+        torch.testing.assert_close(parameter.grad, slope, rtol=0, atol=1e-10)
 
 
 def test_unseen_levels_start_without_a_vector_of_their_own() -> None:

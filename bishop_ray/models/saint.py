@@ -48,7 +48,7 @@ class SAINT(Network):
         depth: Layers.
         dim: D.
         heads: H; a head is 16 wide over cells, 64 over rows.
-        dropout: Rate of attention weights and inside the feed-forward parts.
+        dropout: Rate inside the feed-forward parts (attention weights have none, as in the authors' code).
         n_context: M, best near the batch size.
         row_ff_max: See above.
 
@@ -164,9 +164,9 @@ class Layer(nn.Module):
     def __init__(self, n_cells: int, width: int, heads: int, dropout: float, row_ff_max: int) -> None:
         super().__init__()
         row = n_cells * width
-        self.cell_attention = CellAttention(width, heads, dropout)
+        self.cell_attention = CellAttention(width, heads)
         self.cell_ff = _feed_forward(width, 4 * width, dropout)
-        self.row_attention = RowAttention(row, heads, dropout)
+        self.row_attention = RowAttention(row, heads)
         self.row_ff = _feed_forward(row, min(4 * row, row_ff_max), dropout)
 
     def forward(self, x: Tensor, absent: Tensor | None, memory: Memory | None) -> tuple[Tensor, Memory]:
@@ -183,9 +183,9 @@ class Layer(nn.Module):
 class CellAttention(nn.Module):
     """Pre-normalised multi-head attention over the cells of each row, heads 16 wide: (B, F, D) -> (B, F, D)."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
         self.norm = nn.LayerNorm(width)
         self.project = nn.Linear(width, 3 * heads * 16, bias=False)
         self.out = nn.Linear(heads * 16, width)
@@ -194,7 +194,7 @@ class CellAttention(nn.Module):
         """(B, F, D) -> (B, F, D)."""
         qkv = self.project(self.norm(x)).view(*x.shape[:2], 3, self.heads, 16)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, F, 16) each
-        seen = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        seen = F.scaled_dot_product_attention(q, k, v)
         out: Tensor = self.out(seen.transpose(1, 2).flatten(2))
         return out
 
@@ -202,10 +202,10 @@ class CellAttention(nn.Module):
 class RowAttention(nn.Module):
     """Pre-normalised multi-head attention over rows of width F * D, heads 64 wide."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(width)
         self.project = nn.Linear(width, 3 * heads * 64, bias=False)
         self.out = nn.Linear(heads * 64, width)
 
@@ -224,7 +224,7 @@ class RowAttention(nn.Module):
             scores = scores.masked_fill(absent, -1e9)  # finite: before `observe` all rows are absent
         if memory is not None:
             scores = torch.cat([scores, (q * k).sum(-1, keepdim=True)], dim=-1)
-        weights = self.dropout(torch.softmax(scores / 8, dim=-1))
+        weights = torch.softmax(scores / 8, dim=-1)
         seen = weights[..., : values.shape[1]] @ values
         if memory is not None:
             seen = seen + weights[..., -1:] * v

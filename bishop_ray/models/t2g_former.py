@@ -12,13 +12,14 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bishop_ray.data.table import TableSpec
 from bishop_ray.models.base import Network, NumericKind
 from bishop_ray.models.embeddings import CategoryEmbedding
 
-_WEIGHTS = 1 << 26
-"""Attention weights of one layer at a time outside training: a wide table's rows are predicted in pieces."""
+_WEIGHTS = 1 << 24
+"""Attention weights of one layer at a time: rows of a wide table pass in pieces, computed again for their gradients."""
 
 
 class T2GFormer(Network):
@@ -64,8 +65,7 @@ class T2GFormer(Network):
     ) -> None:
         super().__init__()
         _check(n_layers, d_embedding, n_heads, ffn_factor, embedding_lr)
-        rates = (("residual", residual_dropout), ("attention", attention_dropout), ("ffn", ffn_dropout))
-        for name, rate in rates:
+        for name, rate in (("residual", residual_dropout), ("attention", attention_dropout), ("ffn", ffn_dropout)):
             if not 0 <= rate < 1:
                 raise ValueError(f"{name}_dropout must lie in [0, 1); found {rate}")
         self.spec, self.n_heads = spec, n_heads
@@ -80,10 +80,11 @@ class T2GFormer(Network):
 
     def forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
         """(B, N), (B, C) -> (B, K); see `Network.forward`."""
-        n_nodes = 1 + self.spec.n_num + self.spec.n_cat
-        step = max(1, len(x_num) if self.training else _WEIGHTS // (self.n_heads * n_nodes**2))
+        step = max(1, _WEIGHTS // (self.n_heads * (1 + self.spec.n_num + self.spec.n_cat) ** 2))
         pieces = zip(torch.split(x_num, step), torch.split(x_cat, step), strict=True)
-        return torch.cat([self._forward(num, cat) for num, cat in pieces])
+        if len(x_num) <= step or not torch.is_grad_enabled():
+            return torch.cat([self._forward(*piece) for piece in pieces])
+        return torch.cat([checkpoint(self._forward, *piece, use_reentrant=False) for piece in pieces])
 
     def _forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
         x = self.tokens(x_num, x_cat)  # (B, F, D)
@@ -153,8 +154,7 @@ class Block(nn.Module):
         self.attention = attention
         self.norm = nn.Identity() if first else nn.LayerNorm(width)
         self.ffn_norm = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, 2 * d_hidden)
-        self.shrink = nn.Linear(d_hidden, width)
+        self.expand, self.shrink = nn.Linear(width, 2 * d_hidden), nn.Linear(d_hidden, width)
         self.ffn_dropout, self.residual_dropout = nn.Dropout(ffn_dropout), nn.Dropout(residual_dropout)
 
     def forward(self, x: Tensor, n_queries: int) -> Tensor:
@@ -223,17 +223,17 @@ class GraphAttention(nn.Module):
     def forward(self, x: Tensor, n_queries: int) -> Tensor:
         """(B, F, D) -> what the first `n_queries` nodes collect, (B, Q, D)."""
         shape = (*x.shape[:2], self.n_heads, self.d_head)
-        ends = self.ends(x).view(shape).transpose(1, 2)  # (B, H, F, D / H)
-        values = self.values(x).view(shape).transpose(1, 2)  # (B, H, F, D / H)
-        scores = (ends[:, :, :n_queries] * self.relation) @ ends.transpose(2, 3) / self.d_head**0.5  # (B, H, Q, F)
+        ends, values = (part(x).view(shape).transpose(1, 2) for part in (self.ends, self.values))  # (B, H, F, D / H)
         soft = self.probabilities()[:, :n_queries]
         edges = (soft > 0.5) & self.possible[:n_queries]  # (H, Q, F)
         some = edges.any(dim=-1, keepdim=True)
-        # Worth 0 at every edge that exists, with the gradient of log(edge) at edge = 1, straight through.
-        through = soft - soft.detach()
-        # A row without edges keeps finite scores, so that its softmax has gradients; its weights are dropped below.
-        weights = torch.softmax((scores + through).masked_fill(some & ~edges, -math.inf), dim=-1)
-        collected = self.dropout(weights.masked_fill(~some, 0.0)) @ values  # (B, H, Q, D / H)
+        # 0 at every edge that exists, with the gradient of log(edge) at edge = 1, straight through. A node without
+        # edges keeps finite scores, so that its softmax has gradients; what it collects is dropped below.
+        mask = (soft - soft.detach()).masked_fill(some & ~edges, -math.inf)
+        queries = ends[:, :, :n_queries] * (self.relation / self.d_head**0.5)
+        # In place: the largest tensors of the network.
+        weights = torch.softmax((queries @ ends.transpose(2, 3)).add_(mask), dim=-1)  # (B, H, Q, F)
+        collected = (self.dropout(weights) @ values).masked_fill(~some, 0.0)  # (B, H, Q, D / H)
         out: Tensor = self.out(collected.transpose(1, 2).flatten(2))
         return out
 

@@ -15,7 +15,7 @@ from bishop_ray.data.table import TableSpec
 from bishop_ray.models.base import Network
 from bishop_ray.models.onehot import OneHot
 
-_PRODUCTS = 1 << 28
+_PRODUCTS = 1 << 26
 """Multiplications that the attributions of one batch may take; a wide table's come from fewer of its rows."""
 
 
@@ -28,7 +28,7 @@ class TANGOS(Network):
 
     Deviations: the authors' hidden layers are one unit wider than the input, which is 9 units for a table of 8 numbers
     and thousands for a few long categories; here the width is fixed. The regularisers act from the first step, the
-    authors switch them on after three epochs. When a batch's attributions would take more than 2^28 multiplications,
+    authors switch them on after three epochs. When a batch's attributions would take more than 2^26 multiplications,
     they are taken of its first rows, which are random: both terms are means over rows.
 
     Args:
