@@ -41,7 +41,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml | $(VENV)/bin/python
 # Versions only: no hashes and no "+cpu", so that a GPU machine takes its CUDA build of torch from the same file.
 lock:
 	rm -rf .lock && $(PYTHON) -m venv .lock
-	.lock/bin/python -m pip install --quiet "torch==2.13.0" -e ".[dev]"
+	.lock/bin/python -m pip install --quiet "torch==2.13.0" -e ".[dev,all]"
 	.lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v -i '^nvidia-\|^triton' > requirements.lock
 	rm -rf .lock
 

@@ -162,7 +162,7 @@ class _Run:
         self.began = time.time()
         left = deadline - self.began
         # Kept for predictions of the test rows, the ensemble and a registered version per model.
-        self.ends = deadline - min(15.0 + 2.0 * len(configs), left / 4) if deadline else 0.0
+        self.ends = deadline - min(10.0 + 1.5 * len(configs), left / 4) if deadline else 0.0
         self.progress = Progress(0 if deadline else whole.trials, whole.metric)
 
     def run(
