@@ -1,7 +1,8 @@
-"""What a result was computed with: versions and commit."""
+"""What a result was computed with: versions, commit, processor."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from importlib import metadata
@@ -19,8 +20,16 @@ def environment() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     found["version.bishop_ray"] = bishop_ray.__version__
+    found["processor"] = processor()
     commit = _git_commit()
     return found | ({"git_commit": commit} if commit else {})
+
+
+def processor() -> str:
+    """The processor's own name, where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _git_commit() -> str:

@@ -25,6 +25,7 @@ from bishop_ray import cli
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.split import DATASETS_I
 from bishop_ray.data.suites import embedded_ref
+from bishop_ray.tracking.environment import processor
 
 JOB = Path(__file__).resolve().parents[1] / "tune.py"
 
@@ -87,13 +88,6 @@ def per_trial(config: StudyConfig) -> tuple[float, float]:
             train_here(job, prepared.data, Path(scratch) / str(number), lambda _: False)
         plain = time.perf_counter() - started
     return (times[-1] - times[0]) / config.trials, plain / config.trials
-
-
-def processor() -> str:
-    """The processor's own name, where Linux tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> int:

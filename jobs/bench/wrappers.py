@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bishop_ray.data.table import Table, TableSpec, TaskType
+from bishop_ray.tracking.environment import processor
 
 N, C, LEVELS = 10, 10, 8
 PATIENCE = 50
@@ -161,12 +162,6 @@ def compare(name: str, spec: TableSpec, data: Data, threads: int, repeats: int) 
         pairs = statistics.median(a / b for a, b in zip(mine, other, strict=True))
         words.append(f"{kind} {two:.3f} s by hand, {one:.3f} s wrapped, ratio {one / two:.3f} (of pairs {pairs:.3f})")
     return f"{name} {importlib.import_module(name).__version__}, {rounds.pop()} rounds: {'; '.join(words)}"
-
-
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def main() -> None:
