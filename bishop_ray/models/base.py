@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -58,6 +59,14 @@ class Network(nn.Module, ABC):
 
     def observe(self, train: Table) -> None:
         """Fills buffers from the training rows (quantile bins); called once, before training."""
+
+    def loss(self, out: Tensor, y: Tensor) -> Tensor:
+        """Mean loss of the rows of a training batch: what `forward` gave, (B,) -> scalar.
+
+        Override it together with `forward` where training looks at more than a row's one output; in evaluation mode
+        `forward` gives (B, K) all the same, and validation always takes the loss below.
+        """
+        return F.cross_entropy(out, y) if self.spec.task.is_classification else F.mse_loss(out[:, 0], y)
 
     def penalty(self) -> Tensor | None:
         """A scalar added to the loss of the last forward pass, or None."""

@@ -215,8 +215,8 @@ class _Fit:
         return mean
 
     def _loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Mean loss of the batch plus the network's penalty: (B, K), (B,) -> scalar."""
-        loss = F.cross_entropy(out, y) if self.network.spec.task.is_classification else F.mse_loss(out[:, 0], y)
+        """The network's loss of the batch plus its penalty: scalar."""
+        loss = self.network.loss(out, y)
         penalty = self.network.penalty()
         return loss if penalty is None else loss + penalty
 
