@@ -54,6 +54,7 @@ MODELS: dict[str, ModelInfo] = {
     "random_forest": ModelInfo(
         "bishop_ray.models.random_forest:RandomForest", "estimator", "scikit-learn", _BENCHMARK, "CPU"
     ),
+    "gbdt": ModelInfo("bishop_ray.models.gbdt:GBDT", "estimator", "scikit-learn", _BENCHMARK, "CPU"),
     "mlp": ModelInfo("bishop_ray.models.mlp:MLP", "network", "rtdl_revisiting_models", _BENCHMARK, "CPU/GPU"),
     "realmlp": ModelInfo(
         "bishop_ray.models.realmlp:RealMLP",
@@ -66,16 +67,21 @@ MODELS: dict[str, ModelInfo] = {
     ),
     "tabm": ModelInfo("bishop_ray.models.tabm:TabM", "network", "tabm", "Gorishniy et al. 2025", "CPU/GPU"),
     "resnet": ModelInfo("bishop_ray.models.resnet:ResNet", "network", "rtdl_revisiting_models", _BENCHMARK, "CPU/GPU"),
-    "gbdt": ModelInfo("bishop_ray.models.gbdt:GBDT", "estimator", "scikit-learn", _BENCHMARK, "CPU"),
-    "tabpfn": ModelInfo(
-        "bishop_ray.models.tabpfn:TabPFN",
-        "estimator",
-        "tabpfn",
-        "BiSHop (ICML 2024), appendix: no search",
+    "tabnet": ModelInfo("bishop_ray.models.tabnet:TabNet", "network", "pytorch_tabnet", _PAPER, "CPU/GPU"),
+    "tab_transformer": ModelInfo(
+        "bishop_ray.models.tab_transformer:TabTransformer",
+        "network",
+        "tab_transformer_pytorch",
+        "Huang et al. 2020",
         "CPU/GPU",
-        ("tabpfn",),
-        "tabpfn",
     ),
+    "tangos": ModelInfo("bishop_ray.models.tangos:TANGOS", "network", "bishop_ray", _PAPER, "CPU/GPU"),
+    "ft_transformer": ModelInfo(
+        "bishop_ray.models.ft_transformer:FTTransformer", "network", "rtdl_revisiting_models", _BENCHMARK, "CPU/GPU"
+    ),
+    "bishop": ModelInfo("bishop_ray.models.bishop.model:BiSHop", "network", "bishop_ray", _PAPER, "CPU/GPU"),
+    "t2g_former": ModelInfo("bishop_ray.models.t2g_former:T2GFormer", "network", "bishop_ray", _PAPER, "CPU/GPU"),
+    "saint": ModelInfo("bishop_ray.models.saint:SAINT", "network", "bishop_ray", _BENCHMARK, "CPU/GPU"),
     "tabicl": ModelInfo(
         "bishop_ray.models.tabicl:TabICL",
         "estimator",
@@ -85,21 +91,15 @@ MODELS: dict[str, ModelInfo] = {
         ("tabicl",),
         "tabicl",
     ),
-    "ft_transformer": ModelInfo(
-        "bishop_ray.models.ft_transformer:FTTransformer", "network", "rtdl_revisiting_models", _BENCHMARK, "CPU/GPU"
-    ),
-    "tab_transformer": ModelInfo(
-        "bishop_ray.models.tab_transformer:TabTransformer",
-        "network",
-        "tab_transformer_pytorch",
-        "Huang et al. 2020",
+    "tabpfn": ModelInfo(
+        "bishop_ray.models.tabpfn:TabPFN",
+        "estimator",
+        "tabpfn",
+        "BiSHop (ICML 2024), appendix: no search",
         "CPU/GPU",
+        ("tabpfn",),
+        "tabpfn",
     ),
-    "tabnet": ModelInfo("bishop_ray.models.tabnet:TabNet", "network", "pytorch_tabnet", _PAPER, "CPU/GPU"),
-    "tangos": ModelInfo("bishop_ray.models.tangos:TANGOS", "network", "bishop_ray", _PAPER, "CPU/GPU"),
-    "t2g_former": ModelInfo("bishop_ray.models.t2g_former:T2GFormer", "network", "bishop_ray", _PAPER, "CPU/GPU"),
-    "bishop": ModelInfo("bishop_ray.models.bishop.model:BiSHop", "network", "bishop_ray", _PAPER, "CPU/GPU"),
-    "saint": ModelInfo("bishop_ray.models.saint:SAINT", "network", "bishop_ray", _BENCHMARK, "CPU/GPU"),
 }
 
 
