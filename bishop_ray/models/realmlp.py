@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,8 +110,8 @@ class RealMLP(Estimator):
             self._states[epoch] = state_of(self._module)
             return on_round(epoch, output_of(self.spec, out))
 
-        with quiet(self.n_threads, self.device, self.seed):
-            self._states = {}
+        self._states = {}
+        with self._quiet():
             self._train(train, val, after)
         if not best:
             raise TrainingFailed("the validation loss of RealMLP was never finite")
@@ -118,7 +119,7 @@ class RealMLP(Estimator):
 
     def refit(self, train: Table, rounds: int) -> None:
         """Trains for `rounds` epochs of the schedule of a full training; see `Estimator.refit`."""
-        with quiet(self.n_threads, self.device, self.seed):
+        with self._quiet():
             self._train(train, None, lambda epoch, _out: epoch >= rounds)
             self.rounds = rounds
             self._states = {rounds: state_of(self._module)}
@@ -128,13 +129,13 @@ class RealMLP(Estimator):
         from pytabkit.models.training.lightning_modules import pl
 
         self._module = self._build(train, val)
-        device = {"accelerator": "gpu", "devices": [0]} if self.device == "cuda" else {"accelerator": "cpu"}
         trainer = pl.Trainer(
             max_epochs=self.n_epochs,
             callbacks=[*self._module.create_callbacks(), _watch(after)],
             logger=pl.loggers.logger.DummyLogger(),
             num_sanity_val_steps=0,
-            **{"devices": 1, **device},
+            accelerator="gpu" if self.device == "cuda" else "cpu",
+            devices=1,
             **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
         )
         trainer.fit(self._module, train_dataloaders=self._module.train_dl, val_dataloaders=self._module.val_dl)
@@ -156,9 +157,9 @@ class RealMLP(Estimator):
         held = rows[:, len(train) :] if val is not None else None
         split = SplitIdxs(rows[:, : len(train)], held, None, self.seed, [self.seed], 0)
         module = TabNNModule(**config)
-        devices = ["cuda:0"] if self.device == "cuda" else []
-        data = _dataset(self.spec, [train] if val is None else [train, val]).to(devices[0] if devices else "cpu")
-        module.compile_model(data, [split], InterfaceResources(self.n_threads, devices))
+        devices = ["cuda:0"] * (self.device == "cuda")
+        data = _dataset(self.spec, [train] if val is None else [train, val])
+        module.compile_model(data.to(self.device), [split], InterfaceResources(self.n_threads, devices))
         return module
 
     def predict(self, x_num: Array, x_cat: NDArray[np.int64]) -> Array:
@@ -169,7 +170,7 @@ class RealMLP(Estimator):
         """
         self._show()
         parts = [np.zeros((0, self.spec.n_out), np.float32)]
-        with quiet(self.n_threads, self.device, self.seed), torch.no_grad():
+        with self._quiet(), torch.no_grad():
             self._module.model.eval()
             for start in range(0, len(x_num), EVAL_ROWS):
                 rows = slice(start, start + EVAL_ROWS)
@@ -179,6 +180,11 @@ class RealMLP(Estimator):
                 out = self._module.model({name: tensor[None] for name, tensor in tensors.items()})["x_cont"]
                 parts.append(output_of(self.spec, out[0]))
         return np.concatenate(parts)
+
+    def _quiet(self) -> AbstractContextManager[None]:
+        import pytabkit.models.training.lightning_modules  # noqa: F401 - first: importing it sets a level of logging
+
+        return quiet(self.n_threads, self.device, self.seed)
 
     def _show(self) -> None:
         """Puts the weights of epoch `rounds` in place."""
@@ -202,7 +208,7 @@ class RealMLP(Estimator):
             with safe_open(path, "pt") as file:
                 self.rounds = int(file.metadata()["rounds"])
             self._states = {self.rounds: load_file(path)}
-            with quiet(self.n_threads, self.device, self.seed):
+            with self._quiet():
                 # The layers follow from the spec and the arguments: rows of noise stand in for the fitted ones.
                 self._module = self._build(noise(self.spec), None)
             self._shown = 0
@@ -241,10 +247,5 @@ def _dataset(spec: TableSpec, tables: list[Table]) -> Any:
         "y": y.long() if spec.task.is_classification else y.float(),
     }
     classes = {"cat_sizes": [spec.n_out]} if spec.task.is_classification else {"feat_shape": [1]}
-    cardinalities = torch.tensor(spec.cat_cardinalities, dtype=torch.long)
-    infos = {
-        "x_cont": TensorInfo(feat_shape=[spec.n_num]),
-        "x_cat": TensorInfo(cat_sizes=cardinalities),
-        "y": TensorInfo(**classes),
-    }
-    return DictDataset(tensors, infos)
+    sizes = TensorInfo(cat_sizes=torch.tensor(spec.cat_cardinalities, dtype=torch.long))
+    return DictDataset(tensors, {"x_cont": TensorInfo([spec.n_num]), "x_cat": sizes, "y": TensorInfo(**classes)})
