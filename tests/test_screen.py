@@ -62,8 +62,8 @@ def test_time_left() -> None:
 def test_announcement_says_when_the_space_is_the_small_one(
     config: StudyConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    announce([config], own_space=False)
-    announce([config], own_space=True)
+    announce([[config]], {}, own_space=False)
+    announce([[config]], {}, own_space=True)
     lines = capsys.readouterr().out.splitlines()
     assert "no GPU: the small space" in lines[0]
     assert "no GPU" not in lines[1]

@@ -86,7 +86,7 @@ def test_unexpected_error_ends_one_study_not_the_suite(ray_here: Cluster, config
             raise RuntimeError("the screen broke")
 
     config = replace(config, trials=1, max_epochs=1)
-    results, failures = run_studies([replace(config, seed=1), config], listener)
+    results, failures, _ = run_studies([[replace(config, seed=1)], [config]], {}, listener)
     assert [r.dataset for r in results] == ["iris"]
     assert len(failures) == 1
     assert "the screen broke" in failures[0].reason

@@ -161,12 +161,13 @@ def test_a_dataset_that_fails_does_not_stop_the_others(ray_here: Cluster, config
     gone = table_ref(tmp_path)
     Path(gone.locator).unlink()
     good = replace(config, trials=1, max_epochs=1)
-    results, failures = run_studies([replace(good, ref=gone), good], lambda config, progress: None)
+    results, failures, skipped = run_studies([[replace(good, ref=gone)], [good]], {}, lambda config, progress: None)
+    assert not skipped
     assert [r.dataset for r in results] == ["iris"]
     assert [f.dataset for f in failures] == ["mine"]
     assert "mine.csv" in failures[0].reason
     with pytest.raises(UserError, match=r"mine\.csv"):
-        run_studies([replace(good, ref=gone)], lambda config, progress: None)
+        run_studies([[replace(good, ref=gone)]], {}, lambda config, progress: None)
 
 
 def test_changed_data_is_refused(ray_here: Cluster, config: StudyConfig, tmp_path: Path) -> None:
