@@ -22,6 +22,9 @@ FINISHED, KILLED, FAILED = "FINISHED", "KILLED", "FAILED"
 
 FLUSH_SECONDS = 0.5
 RETRY_SECONDS = 5.0
+_SENDING = threading.Lock()
+"""One study at a time: all of a process share MLflow's pool of 15 connections to a database, and a search over many
+models would wait for them until they time out."""
 _log = logging.getLogger(__name__)
 
 
@@ -218,7 +221,8 @@ class StudyTracker:
     def _send(self, events: list[Event]) -> bool:
         """True when MLflow has the events. Whatever fails is kept: tracking must not end a study."""
         try:
-            self._sink.apply(events)
+            with _SENDING:
+                self._sink.apply(events)
         except Exception as error:  # a broken server, network, disk or database
             text = str(error) if isinstance(error, UserError) else reason(error)
             log = _log.debug if self._failing else _log.warning
