@@ -206,6 +206,17 @@ def test_a_study_as_people_see_it(uri: str, tracker_of: Callable[..., StudyTrack
     assert run.data.tags["bishop.nonfinite_metrics"] == "2"
 
 
+def test_many_studies_of_one_process_write_side_by_side(uri: str, tmp_path: Path) -> None:
+    """More trackers than MLflow's pool has connections: nobody waits until it times out."""
+    trackers = [StudyTracker(uri, "CC", f"s{i}", folder=tmp_path / str(i), study_id=f"s{i}") for i in range(20)]
+    for tracker in trackers:
+        tracker.trial_started(0, {})
+        tracker.trial_finished(0, "FINISHED")
+    assert all(tracker.close() for tracker in trackers)
+    assert not list(tmp_path.glob("*/mlflow_spool.jsonl"))
+    assert len(runs_frame(uri, "CC")) >= 20
+
+
 def test_eight_concurrent_trials_are_eight_children(uri: str, tracker_of: Callable[..., StudyTracker]) -> None:
     tracker = tracker_of(uri)
 
