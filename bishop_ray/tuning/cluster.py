@@ -155,14 +155,18 @@ def shared_slots(cluster: Cluster, wanted: Iterable[Resources], asked: int | Non
         wanted: What trials hold, one entry per kind at least.
         asked: Trials at a time that were asked for, of both kinds together.
     """
-    kinds = {slot_kind(resources): resources for resources in wanted}
+    kinds: dict[str, Resources] = {}
+    for resources in wanted:  # of each kind the largest: models trained by several workers share slots with others
+        held = kinds.setdefault(kind := slot_kind(resources), resources)
+        if concurrency(cluster, resources, None) < concurrency(cluster, held, None):
+            kinds[kind] = resources
     if len(kinds) == 1:
         return {kind: concurrency(cluster, resources, asked) for kind, resources in kinds.items()}
     on_gpu, on_cpu = kinds["gpu"], kinds["cpu"]
-    held = on_gpu.cpus * on_gpu.workers
-    room = max(1, math.floor((cluster.cpus - on_cpu.cpus) / held + 1e-9))
+    by_gpu, by_cpu = on_gpu.cpus * on_gpu.workers, on_cpu.cpus * on_cpu.workers
+    room = max(1, math.floor((cluster.cpus - by_cpu) / by_gpu + 1e-9))
     gpus = min(concurrency(cluster, on_gpu, None), room)
-    cpus = max(1, math.floor((cluster.cpus - gpus * held) / on_cpu.cpus + 1e-9))
+    cpus = max(1, math.floor((cluster.cpus - gpus * by_gpu) / by_cpu + 1e-9))
     if asked:
         gpus = max(1, min(gpus, asked - 1))
         cpus = max(1, min(cpus, asked - gpus))

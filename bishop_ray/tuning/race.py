@@ -2,8 +2,10 @@
 
 1. The default configuration of every model, in the registry's order: cheap and strong ones first.
 2. Rounds. In each round every model still in the race gets twice as many new trials as in the round before (2, 4, 8,
-   ...), in turn. After a round the better half by best validation score goes on, never fewer than `KEEP`.
-3. A slot that would idle while the last trials of a round still run gets one more trial of the best model so far.
+   ...), in turn. After a round the better half by best validation score goes on, never fewer than `KEEP`; a model
+   without a single score does not, unless none has one.
+3. A slot that would idle while the last trials of a round still run begins the next round with the models that lead: a
+   slow model's default must not let another one use up the budget.
 
 Models that share a kind of slot (CPU or GPU) race among themselves, so that no kind of slot idles while models of the
 other kind are ahead. With a single model this is a plain search.
@@ -90,8 +92,8 @@ class Race:
             open_ones = [table[name] for name in self.survivors if table[name].searchable]
             if not open_ones:
                 return self._reserve(table)
-            if any(table[name].running for name in self.survivors):
-                return max(open_ones, key=lambda s: (s.best, -self.names.index(s.name))).name
+            if any(self._in_this_round(table[name]) for name in self.survivors):
+                return self._ahead(open_ones)
             self._halve(table)
 
     def waiting(self, standings: Iterable[Standing]) -> int:
@@ -103,7 +105,7 @@ class Race:
         fresh = [name for name in self.names if not table[name].started and table[name].searchable]
         if fresh or not self.round:
             return fresh
-        quota = 2 ** (self.round + 1) - 1
+        quota = _quota(self.round)
         return [name for name in self.survivors if table[name].searchable and table[name].started < quota]
 
     def _reserve(self, table: dict[str, Standing]) -> str | None:
@@ -111,17 +113,37 @@ class Race:
         others = [s for s in table.values() if s.searchable]
         return max(others, key=lambda s: (s.best, -self.names.index(s.name))).name if others else None
 
+    def _in_this_round(self, s: Standing) -> bool:
+        """Whether trials of this round still run; those begun ahead do not keep it open."""
+        return s.running > 0 and s.started - s.running < _quota(self.round)
+
+    def _better_half(self, standings: Iterable[Standing]) -> list[Standing]:
+        """Who would go on now, best first."""
+        ranked = sorted(standings, key=lambda s: (-s.best, self.names.index(s.name)))
+        scored = [s for s in ranked if s.best > -math.inf] or ranked
+        return scored[: max(KEEP, math.ceil(len(ranked) / 2))]
+
+    def _ahead(self, open_ones: list[Standing]) -> str:
+        """The trial that comes next if the round ended as things stand now."""
+        number = self.round
+        while True:
+            number += 1
+            open_ones = self._better_half(open_ones)
+            if waiting := [s for s in open_ones if s.started < _quota(number)]:
+                return min(waiting, key=lambda s: (s.started, self.names.index(s.name))).name
+
     def _halve(self, table: dict[str, Standing]) -> None:
         """The better half of the present survivors begins the next round."""
-        ranked = sorted(
-            (name for name in self.survivors if table[name].searchable),
-            key=lambda name: (-table[name].best, self.names.index(name)),
-        )
-        keep = max(KEEP, math.ceil(len(ranked) / 2))
-        self._survivors.append([name for name in self.names if name in ranked[:keep]])
+        going_on = {s.name for s in self._better_half(table[n] for n in self.survivors if table[n].searchable)}
+        self._survivors.append([name for name in self.names if name in going_on])
         self._on_round(self.round, self.survivors)
         if self._record is not None:
             self._record.parent.mkdir(parents=True, exist_ok=True)
             part = self._record.with_suffix(".part")
             part.write_text(json.dumps(self._survivors[1:]), "utf-8")
             part.replace(self._record)
+
+
+def _quota(number: int) -> int:
+    """Trials of a model up to the end of a round: 1, 3, 7, 15, ..."""
+    return (2 << number) - 1
