@@ -150,16 +150,15 @@ class RealMLP(Estimator):
 
         classes = self.spec.task.is_classification
         defaults = DefaultParams.RealMLP_TD_CLASS if classes else DefaultParams.RealMLP_TD_REG
-        # Which epoch is kept is decided here, so the package keeps none.
+        # Which epoch is kept is decided here, so the package keeps none and its metric does not matter.
         config = {**defaults, **self._changes, "use_best_epoch": False, "verbosity": 0}
-        config["val_metric_name"] = "cross_entropy" if classes else "rmse"
-        rows = torch.arange(len(train) + (len(val) if val is not None else 0))[None]
-        held = rows[:, len(train) :] if val is not None else None
-        split = SplitIdxs(rows[:, : len(train)], held, None, self.seed, [self.seed], 0)
+        tables = [train] if val is None else [train, val]
+        rows = torch.arange(sum(len(table) for table in tables))[None].tensor_split([len(train)], dim=1)
+        split = SplitIdxs(rows[0], None if val is None else rows[1], None, self.seed, [self.seed], 0)
         module = TabNNModule(**config)
-        devices = ["cuda:0"] * (self.device == "cuda")
-        data = _dataset(self.spec, [train] if val is None else [train, val])
-        module.compile_model(data.to(self.device), [split], InterfaceResources(self.n_threads, devices))
+        devices = ["cuda:0"] if self.device == "cuda" else []
+        data = _dataset(self.spec, tables).to(self.device)
+        module.compile_model(data, [split], InterfaceResources(self.n_threads, devices))
         return module
 
     def predict(self, x_num: Array, x_cat: NDArray[np.int64]) -> Array:
