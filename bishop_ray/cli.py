@@ -20,7 +20,7 @@ from bishop_ray.errors import UnknownName, UserError
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line like all others."""
 
     def error(self, message: str) -> NoReturn:
@@ -106,7 +106,7 @@ def duration(text: str) -> float:
 
 def tune_parser() -> argparse.ArgumentParser:
     """The parser of ``jobs/tune.py``."""
-    parser = _Parser(
+    parser = Parser(
         prog="tune.py",
         allow_abbrev=False,
         description="Searches hyperparameters on a table or an OpenML suite, evaluates the winner once on the test "

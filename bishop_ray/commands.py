@@ -34,7 +34,7 @@ def tune(args: argparse.Namespace) -> int:
         UserError: Bad input; nothing was written.
     """
     deadline = time.time() + args.time_budget if args.time_budget else 0.0
-    _quiet()
+    quiet()
     models = chosen_models(args.models)
     _check_search(args, models)
     _check_output(args.output)
@@ -298,7 +298,7 @@ def _dry_run(
     return cli.EXIT_FAILED if failed else 0
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Keeps library noise out of the output; errors still show."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)

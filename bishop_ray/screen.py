@@ -200,24 +200,27 @@ def conclude(
 
 def _show_use(result: StudyResult, uri: str) -> None:
     """The lines that load and use a registered model, and the command that opens the MLflow UI."""
-    shown = public_uri(uri)
-    at_home = uri == f"sqlite:///{Path('~/bishop_ray').expanduser()}/mlflow.db"
-    arguments = [f'"{result.registered}"']
-    if not result.champion:
-        arguments.append(f'"{result.version}"')
-    if not at_home:
-        arguments.append(f'tracking_uri="{shown}"')
     title = "also champion" if result.champion else "an earlier version stays champion: its validation score is better"
     print(f"\ntest score of {result.dataset}: {score_words(result)}")
     rows = "" if result.trained_on == "train" else f", trained on {result.trained_on}"
     print(f"registered model: {result.registered} (version {result.version}, alias {result.model}{rows}; {title})")
+    show_loading(result.registered, "" if result.champion else result.version, uri)
+    folder = Path(sys.executable).parent
+    command = "mlflow" if str(folder) in os.environ.get("PATH", "").split(os.pathsep) else str(folder / "mlflow")
+    if uri.startswith("sqlite"):
+        print(f"compare runs:\n    {command} ui --backend-store-uri {public_uri(uri)}")
+    else:
+        print(f"compare runs: {public_uri(uri)}")
+
+
+def show_loading(name: str, version: str, uri: str) -> None:
+    """The lines that load and use a registered model: a version of it, or the champion for ""."""
+    arguments = [f'"{name}"']
+    if version:
+        arguments.append(f'"{version}"')
+    if uri != f"sqlite:///{Path('~/bishop_ray').expanduser()}/mlflow.db":
+        arguments.append(f'tracking_uri="{public_uri(uri)}"')
     print("load and use it, in any folder:")
     print("    import bishop_ray")
     print(f"    model = bishop_ray.load({', '.join(arguments)})")
     print("    model.predict(frame)  # a pandas DataFrame with the training columns, in any order")
-    folder = Path(sys.executable).parent
-    command = "mlflow" if str(folder) in os.environ.get("PATH", "").split(os.pathsep) else str(folder / "mlflow")
-    if uri.startswith("sqlite"):
-        print(f"compare runs:\n    {command} ui --backend-store-uri {shown}")
-    else:
-        print(f"compare runs: {shown}")

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "home", "data", "config", "models", "predictor", "training", "reports", "tracking", "tuning", "listing",
-    "screen", "cli", "commands", "jobs",
+    "screen", "cli", "commands", "models_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/sources.py",),
@@ -48,7 +48,13 @@ HOMES = {
     "ray": ("bishop_ray/training/worker.py", "bishop_ray/training/groups.py", "bishop_ray/tuning/"),
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
     "mlflow": ("bishop_ray/tracking/",),
-    "argparse": ("bishop_ray/cli.py", "bishop_ray/commands.py", "bishop_ray/listing.py", "jobs/"),
+    "argparse": (
+        "bishop_ray/cli.py",
+        "bishop_ray/commands.py",
+        "bishop_ray/listing.py",
+        "bishop_ray/models_cli.py",
+        "jobs/",
+    ),
     "pickle": (),
     "cloudpickle": (),
     "joblib": (),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bishop_ray.tracking.address import public_uri, tracking_uri
 from bishop_ray.tracking.closing import settle
 from bishop_ray.tracking.environment import environment
+from bishop_ray.tracking.finding import study_run
 from bishop_ray.tracking.loading import load_best
 from bishop_ray.tracking.registry import RegisteredModel, register_best
 from bishop_ray.tracking.spool import SPOOL, replay_spool
@@ -26,5 +27,6 @@ __all__ = [
     "replay_spool",
     "runs_frame",
     "settle",
+    "study_run",
     "tracking_uri",
 ]

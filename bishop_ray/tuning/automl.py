@@ -21,6 +21,7 @@ from bishop_ray.models import model_class, not_installed
 from bishop_ray.tracking import StudyTracker, environment
 from bishop_ray.tuning.chronicle import open_tracker, start_over
 from bishop_ray.tuning.cluster import slot_kind
+from bishop_ray.tuning.facts import AUTOML, IDENTITY
 from bishop_ray.tuning.judge import Verdict, judge
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare
 from bishop_ray.tuning.race import Race
@@ -31,7 +32,6 @@ from bishop_ray.tuning.store import OpenStudy, exclusive, open_study
 from bishop_ray.tuning.study import StudyFailed
 from bishop_ray.tuning.trials import count_states
 
-AUTOML = "automl"
 STARTUP = 4
 """Trials of a model before its sampler models anything: most models get few."""
 RESULT = "result.json"
@@ -292,7 +292,7 @@ def why_none(family: Family) -> str:
 
 def _identity(folder: Path) -> str:
     """The identity of the search, the same in every run of it."""
-    path = folder / "id"
+    path = folder / IDENTITY
     if not path.is_file():
         _write(path, uuid.uuid4().hex[:12])
     return path.read_text("utf-8")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.predictor import EnsembleMember, EnsemblePredictor, Predictor
-from bishop_ray.training.ensemble import Member, cross_fitted, select
+from bishop_ray.training.ensemble import STEPS, TOP_K, Member, cross_fitted, select
 from bishop_ray.training.trial import PREDICTOR, VALIDATION
 from bishop_ray.tuning.trials import kept_models
 
@@ -80,7 +80,14 @@ class Ensemble:
 
     def load(self) -> EnsemblePredictor:
         """The predictor, with every member in it."""
-        members = [EnsembleMember(f"trial {c.number}", weight, c.load()) for c, weight in self.members]
+        return self.assemble([contender.load() for contender, _ in self.members])
+
+    def assemble(self, predictors: Sequence[Predictor]) -> EnsemblePredictor:
+        """The predictor, of the members' own in their order."""
+        members = [
+            EnsembleMember(f"trial {contender.number}", weight, predictor)
+            for (contender, weight), predictor in zip(self.members, predictors, strict=True)
+        ]
         seconds = sum(float(m.predictor.info.get("fit_seconds", 0.0)) for m in members)
         return EnsemblePredictor(members=tuple(members), info={"fit_seconds": seconds})
 
@@ -99,18 +106,28 @@ def contenders(studies: Iterable[tuple[str, optuna.Study, Path]]) -> list[Conten
     return sorted(found, key=lambda c: -c.score)
 
 
-def build_ensemble(found: Sequence[Contender], problem: Problem) -> Ensemble | None:
-    """Greedy selection over the contenders; None when a single one is all it takes, or none is usable."""
+def build_ensemble(
+    found: Sequence[Contender], problem: Problem, *, top_k: int = TOP_K, steps: int = STEPS
+) -> Ensemble | None:
+    """Greedy selection over the contenders; None when a single one is all it takes, or none is usable.
+
+    Args:
+        found: The contenders, the best first.
+        problem: What they are scored on.
+        top_k: Contenders per model that take part.
+        steps: Members drawn.
+    """
     members = [Member(c.model, str(c.number), c.score) for c in found]
     if len(members) < 2:
         return None
     predictions = [c.predictions() for c in found]
     arguments = (members, predictions, problem.y, problem.metric, problem.task, problem.scale)
     try:
-        weights = select(*arguments)
+        weights = select(*arguments, top_k=top_k, steps=steps)
     except UserError:
         return None  # no member's predictions are finite
     if len(weights) < 2:
         return None
     chosen = sorted(((found[i], weight) for i, weight in weights.items()), key=lambda pair: -pair[1])
-    return Ensemble(tuple(chosen), cross_fitted(*arguments, seed=problem.seed))
+    score = cross_fitted(*arguments, top_k=top_k, steps=steps, seed=problem.seed)
+    return Ensemble(tuple(chosen), score)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.table import TaskType
@@ -16,7 +17,10 @@ from bishop_ray.errors import UserError
 from bishop_ray.tuning.contenders import Problem
 from bishop_ray.tuning.prepare import Prepared
 
-FACTS, TARGET, EXAMPLE = "automl.json", "validation_target.npy", "example.parquet"
+AUTOML = "automl"
+"""Stands for the model in the name of a search over several."""
+
+FACTS, TARGET, EXAMPLE, IDENTITY = "automl.json", "validation_target.npy", "example.parquet", "id"
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class SearchFacts:
         dataset: Key of the dataset, the registered model's name.
         experiment: MLflow experiment.
         data_key: Data and split, as the registry compares them.
+        identity: Of the search; its MLflow run carries it.
         folder: Of the search.
     """
 
@@ -37,7 +42,19 @@ class SearchFacts:
     dataset: str
     experiment: str
     data_key: str
+    identity: str
     folder: Path
+
+    def example(self) -> pd.DataFrame:
+        """A few feature rows.
+
+        Raises:
+            UserError: The file is missing or damaged.
+        """
+        try:
+            return pd.read_parquet(self.folder / EXAMPLE)
+        except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+            raise _damaged(self.folder / EXAMPLE, error) from None
 
 
 def save_problem(
@@ -71,10 +88,15 @@ def load_facts(folder: Path) -> SearchFacts:
         facts: dict[str, Any] = json.loads((folder / FACTS).read_text("utf-8"))
         y = np.load(folder / TARGET, allow_pickle=False)
         problem = Problem(y, facts["metric"], TaskType(facts["task"]), facts["scale"], facts["seed"])
-        return SearchFacts(
-            problem, dict(facts["studies"]), facts["dataset"], facts["experiment"], facts["data_key"], folder
-        )
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no search over several models ended here (no {FACTS})") from None
-    except (KeyError, ValueError, OSError) as error:
-        raise UserError(f"{folder / FACTS}: damaged ({type(error).__name__}: {error})") from None
+        identity = (folder / IDENTITY).read_text("utf-8")
+        named = [str(facts[key]) for key in ("dataset", "experiment", "data_key")]
+        return SearchFacts(problem, dict(facts["studies"]), named[0], named[1], named[2], identity, folder)
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise UserError(f"{folder}: no search over several models ended here (no {missing})") from None
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise _damaged(folder / FACTS, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: damaged ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")

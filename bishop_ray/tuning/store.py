@@ -73,18 +73,25 @@ def study_folder(config: StudyConfig) -> Path:
 
 @contextlib.contextmanager
 def exclusive(config: StudyConfig) -> Iterator[None]:
-    """Keeps a second process out of the study while this one works on it.
+    """As `locked`, for the study of `config`."""
+    with locked(study_folder(config)):
+        yield
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of the study in `folder` while this one works on it.
 
     Raises:
         UserError: Another process has it, or the storage folder cannot be written.
     """
-    path = study_folder(config).with_name(config.name + ".lock")
+    path = folder.with_name(folder.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError(f"study {config.name} is being run by another process (lock {path})") from None
+        raise UserError(f"study {folder.name} is being run by another process (lock {path})") from None
     except OSError as error:
         raise UserError(f"--storage: cannot write {path.parent}: {error.strerror or error}") from None
     try:
@@ -104,6 +111,28 @@ def stored_identity(config: StudyConfig) -> str:
         return ""
     study = optuna.load_study(study_name=config.name, storage=storage)
     return str(study.user_attrs.get(_ID, ""))
+
+
+def read_study(folder: Path) -> optuna.Study:
+    """The study of the folder named after it, to be read only.
+
+    Raises:
+        UserError: There is none, or its journal is damaged.
+    """
+    path = folder / JOURNAL
+    if not path.is_file():  # Optuna would make an empty one
+        raise UserError(f"{path}: missing; expected the journal of study {folder.name}")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        return optuna.load_study(study_name=folder.name, storage=JournalStorage(JournalFileBackend(str(path))))
+    except Exception as error:  # a damaged line may break the replay anywhere
+        raise UserError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+
+
+def settings_of(study: optuna.Study) -> dict[str, Any]:
+    """What must not change while the study goes on: data, split, metric, ..."""
+    found: dict[str, Any] = json.loads(study.user_attrs.get(_FACTS, "{}"))
+    return found
 
 
 def remove_study(config: StudyConfig) -> None:

@@ -1,0 +1,126 @@
+"""The job ``jobs/models.py``: its flags, what it does with them, and what it prints.
+
+Nothing heavy is imported before it is needed: ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bishop_ray import cli, commands
+from bishop_ray.errors import UserError
+from bishop_ray.home import home
+
+if TYPE_CHECKING:
+    from bishop_ray.tuning.rebuild import Rebuilt
+
+
+def models_parser() -> argparse.ArgumentParser:
+    """The parser of ``jobs/models.py``."""
+    parser = cli.Parser(
+        prog="models.py", allow_abbrev=False, description="Works with the models that searches have trained."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = (
+        "Builds the ensemble of a search over several models again, from the trained models and their predictions of "
+        "the validation rows that the search left on disk, and registers it. Nothing is trained, no data are read and "
+        "the test split stays closed, so there is no test score."
+    )
+    ensemble = actions.add_parser("ensemble", allow_abbrev=False, help="rebuild a search's ensemble", description=text)
+    ensemble.add_argument(
+        "study", metavar="STUDY", help="its folder in STORAGE/studies, e.g. iris-automl-s0, or the dataset, e.g. iris"
+    )
+    ensemble.add_argument(
+        "--top-k",
+        type=cli.positive_int,
+        default=5,
+        metavar="N",
+        help="trials of each model that take part (5: all kept)",
+    )
+    ensemble.add_argument(
+        "--steps", type=cli.positive_int, default=50, metavar="N", help="members drawn by greedy selection (50)"
+    )
+    ensemble.add_argument("--storage", default="", metavar="DIR", help="where the search ran (BISHOP_RAY_HOME)")
+    ensemble.add_argument(
+        "--tracking-uri", default="", metavar="URI", help="the search's MLflow address (MLFLOW_TRACKING_URI)"
+    )
+    ensemble.add_argument("--output", default="", metavar="FOLDER", help="also save the ensemble here, without MLflow")
+    return parser
+
+
+def run_models(args: argparse.Namespace) -> int:
+    """The job; returns the exit code: 0, or 1 when one model alone scores best, so that there is no ensemble.
+
+    Raises:
+        UserError: Bad input; nothing was written.
+    """
+    commands.quiet()
+    storage = Path(args.storage).expanduser().resolve() if args.storage else home()
+    output = Path(args.output).expanduser() if args.output else None
+    if output is not None:
+        _check_folder(output)
+    from bishop_ray.tracking import tracking_uri
+    from bishop_ray.tuning.rebuild import NoEnsemble, rebuild_ensemble
+
+    uri = tracking_uri(args.tracking_uri)
+    try:
+        rebuilt = rebuild_ensemble(storage, args.study, top_k=args.top_k, steps=args.steps, uri=uri)
+    except NoEnsemble as reason:
+        _show_left_out(reason.left_out)
+        print(reason)
+        return cli.EXIT_FAILED
+    _show(rebuilt, uri)
+    if output is not None:
+        rebuilt.predictor.save(output)
+        print(f"saved: {output}")
+    return 0
+
+
+def _check_folder(output: Path) -> None:
+    """A folder is replaced as a whole: only what an earlier call wrote, or an empty one, may be.
+
+    Raises:
+        UserError: Anything else is there, or nothing can be.
+    """
+    wanted = f"--output: expected a new folder in an existing one; found {str(output)!r}"
+    if not output.absolute().parent.is_dir() or (output.exists() and not output.is_dir()):
+        raise UserError(wanted)
+    if output.is_dir() and (others := {path.name for path in output.iterdir()} - {"predictor.json", "members"}):
+        raise UserError(f"{wanted}, which holds {min(others)}")
+
+
+def _show_left_out(reasons: Sequence[str]) -> None:
+    for reason in reasons:
+        print(f"left out: {reason}")
+
+
+def _show(rebuilt: Rebuilt, uri: str) -> None:
+    """Prints members, scores and how to use what was registered."""
+    from bishop_ray.listing import columns
+    from bishop_ray.screen import show_loading
+    from bishop_ray.training.metrics import display
+
+    def number(score: float) -> str:
+        return f"{display(rebuilt.metric, score):.4f}"
+
+    _show_left_out(rebuilt.left_out)
+    members = rebuilt.ensemble.members
+    print(f"{rebuilt.search}: {len(members)} members of {len(rebuilt.candidates)} trained models\n")
+    rows = [("weight", "model", "trial", f"validation {rebuilt.metric}")]
+    rows += [(f"{weight:.2f}", c.model, str(c.number), number(c.score)) for c, weight in members]
+    print(columns(rows))
+    best, model = rebuilt.candidates[0], rebuilt.registered
+    how = "cross-fitted: weights chosen on four fifths of the validation rows, scored on the fifth"
+    scores = [
+        ("ensemble", number(rebuilt.ensemble.score), how),
+        ("", number(rebuilt.fitted_score), "on the rows that chose its weights, better than it is"),
+        ("best single model", number(best.score), f"{best.model} (trial {best.number})"),
+    ]
+    print(f"\n{columns(scores)}\nno test score: the test split stays closed\n")
+    state = "registered model" if model.created else "registered before, no new version"
+    title = "also champion" if model.champion else "another version is champion"
+    print(f"{state}: {model.name} (version {model.version}, alias ensemble, trained on train; {title})")
+    show_loading(model.name, "" if model.champion else str(model.version), uri)

@@ -1,0 +1,24 @@
+"""What searches have trained, used again: the ensemble of a search, rebuilt without data and without training.
+
+python jobs/models.py ensemble breast_cancer
+python jobs/models.py ensemble CR-abalone-automl-s0 --top-k 3
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bishop_ray import cli, models_cli
+
+
+def main() -> int:
+    """Parses, then makes one library call."""
+    return models_cli.run_models(models_cli.models_parser().parse_args())
+
+
+if __name__ == "__main__":
+    cli.run(main)
