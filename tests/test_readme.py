@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from bishop_ray import cli
+from bishop_ray import cli, models_cli
+from bishop_ray.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text("utf-8")
@@ -20,7 +22,26 @@ LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitl
 def test_tune_lines_parse(line: str) -> None:
     words = shlex.split(line)
     args = cli.tune_parser().parse_args(words[words.index("jobs/tune.py") + 1 :])
-    assert cli.one_source(args) in ("suite", "task", "table", "dataset")
+    assert args.list_models or cli.one_source(args) in ("suite", "task", "table", "dataset")
+    assert set(args.models) <= {*MODELS, "all"}
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/models.py" in line])
+def test_models_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    args = models_cli.models_parser().parse_args(words[words.index("jobs/models.py") + 1 :])
+    assert args.action == "ensemble"
+
+
+def test_every_model_is_named() -> None:
+    section = TEXT.split("## All models")[1].split("\n## ")[0]
+    assert set(re.findall(r"`([a-z0-9_]+)`", section)) >= set(MODELS)
+
+
+def test_variables_it_names_are_read() -> None:
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "bishop_ray").rglob("*.py"))
+    for name in set(re.findall(r"`(BISHOP_[A-Z_]+)`", TEXT)):
+        assert f'"{name}"' in code, name
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("make ")])
@@ -51,8 +72,15 @@ def test_files_it_names_exist() -> None:
         assert (ROOT / name).exists(), name
 
 
+def parsers() -> list[argparse.ArgumentParser]:
+    """All parsers, those of a job's actions included."""
+    models = models_cli.models_parser()
+    actions = next(a for a in models._actions if isinstance(a, argparse._SubParsersAction))
+    return [cli.tune_parser(), *actions.choices.values()]
+
+
 def test_flags_it_names_exist() -> None:
     flags = set(re.findall(r"`(--[a-z-]+)", TEXT))
-    known = {option for action in cli.tune_parser()._actions for option in action.option_strings}
+    known = {option for parser in parsers() for action in parser._actions for option in action.option_strings}
     assert flags
     assert flags <= known | {"--working-dir"}, flags - known
