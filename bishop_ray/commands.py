@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray import cli
-from bishop_ray.config import NO_LIMIT
-from bishop_ray.data.suites import SUITES, DatasetRef, embedded_ref, file_ref
+from bishop_ray.choices import check_metric_fits, check_output, check_search, chosen_models, datasets, studies
+from bishop_ray.data.suites import DatasetRef
 from bishop_ray.errors import UserError
 from bishop_ray.home import home
 from bishop_ray.listing import describe, plan
-from bishop_ray.models import MODELS
 
 if TYPE_CHECKING:
     from bishop_ray.config import StudyConfig
@@ -36,10 +35,10 @@ def tune(args: argparse.Namespace) -> int:
     deadline = time.time() + args.time_budget if args.time_budget else 0.0
     quiet()
     models = chosen_models(args.models)
-    _check_search(args, models)
-    _check_output(args.output)
+    check_search(args, models)
+    check_output(args.output)
     refs, failures = datasets(args)
-    _check_metric(args.metric, refs)
+    check_metric_fits(args.metric, refs)
     storage = Path(args.storage).expanduser().resolve() if args.storage else home()
     if args.dry_run:
         return _dry_run(args, refs, models, storage, failures)
@@ -93,100 +92,6 @@ def _connect(address: str) -> Cluster:
     return cluster
 
 
-def chosen_models(given: list[str]) -> list[str]:
-    """The models of ``--models``: names, or "all".
-
-    Raises:
-        UnknownName: One is not known.
-        UserError: The library of one that was named is not installed; the message has the pip line.
-    """
-    from bishop_ray.models import not_installed
-
-    if given == ["all"]:
-        return list(MODELS)
-    names = cli.known("model", given, [*MODELS, "all"])
-    if "all" in names:
-        raise UserError(f"--models: expected all, or names; found {' '.join(given)!r}")
-    for name in names:
-        if reason := not_installed(name):
-            raise UserError(f"--models: {reason}")
-    return names
-
-
-def _check_search(args: argparse.Namespace, models: list[str]) -> None:
-    """Flags that make no sense with several models.
-
-    Raises:
-        UserError: One of them is given.
-    """
-    if len(models) == 1:
-        return
-    for flag, value, why in (
-        ("--space", args.space, "every model has its own space"),
-        ("--eval-seeds", args.eval_seeds, "with several, the models that the search trained are scored"),
-    ):
-        if value is not None:
-            raise UserError(f"{flag} goes with one model ({why}); found --models {' '.join(models[:3])} ...")
-
-
-def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]:
-    """The datasets of the flags, and the tasks of several that cannot be had.
-
-    Raises:
-        UserError: Flags that do not fit together, unknown names, an unreachable server.
-    """
-    source = cli.one_source(args)
-    if source == "dataset":
-        return [embedded_ref(args.dataset)], []
-    if source == "table":
-        return [file_ref(args.table, args.target or "", args.task_type or "")], []
-    from bishop_ray.data.sources import suite_datasets, task_dataset
-
-    if source == "suite":
-        return suite_datasets(args.suite, args.openml_server, args.paper_tasks), []
-    from bishop_ray.tuning.suite import Failure
-
-    refs, failures, errors = [], [], []
-    for task in dict.fromkeys(args.task):
-        try:
-            refs.append(task_dataset(task, args.openml_server))
-        except UserError as error:
-            errors.append(error)
-            failures.append(Failure(f"task {task}", "all models", str(error)))
-    if not refs:
-        raise errors[0]
-    return refs, failures
-
-
-def _check_output(output: str) -> None:
-    if output and (Path(output).is_dir() or not Path(output).absolute().parent.is_dir()):
-        raise UserError(f"--output: expected a file in an existing folder; found {output!r}")
-
-
-def _check_metric(metric: str | None, refs: list[DatasetRef]) -> None:
-    """The name is checked always, the fit where the task is known: for the four suites, and for tasks already fetched.
-
-    Raises:
-        UserError: An unknown metric, or one that does not fit.
-    """
-    if not metric:
-        return
-    from bishop_ray.data.table import TaskType
-    from bishop_ray.errors import UnknownName
-    from bishop_ray.training.metrics import METRICS, check_metric
-
-    if metric not in METRICS:
-        raise UnknownName("metric", metric, METRICS)
-    short = {str(number): name for name, number in SUITES.items()} | {name: name for name in SUITES}
-    for group in {short[ref.group] for ref in refs if ref.group in short}:
-        check_metric(metric, TaskType.BINARY if group.endswith("C") else TaskType.REGRESSION)
-    for ref in refs:
-        if ref.kind == "openml" and ref.group == ref.locator:
-            from bishop_ray.data.sources import load_dataset
-
-            check_metric(metric, load_dataset(ref).task)
-
-
 def _check(uri: str, configs: list[StudyConfig], loaded: Loaded | None) -> None:
     """Everything that can be wrong before the first study: spaces, a single table's columns, the tracking server."""
     from bishop_ray.models import not_installed
@@ -202,89 +107,21 @@ def _check(uri: str, configs: list[StudyConfig], loaded: Loaded | None) -> None:
     check_tracking(uri)
 
 
-def studies(
-    args: argparse.Namespace,
-    refs: list[DatasetRef],
-    models: list[str],
-    storage: Path,
-    uri: str,
-    cluster: Cluster | None,
-) -> list[StudyConfig]:
-    """One study per dataset and model; without a cluster, resources stay at their defaults."""
-    from bishop_ray.config import Resources, StudyConfig
-    from bishop_ray.data.split import protocol
-    from bishop_ray.tuning.cluster import concurrency, trial_resources
-
-    def room(model: str) -> tuple[Resources, int]:
-        if cluster is None:
-            return Resources(), 1
-        info = MODELS[model]
-        gpus = args.gpus_per_trial if "GPU" in info.device else 0.0
-        workers = args.workers_per_trial if info.kind == "network" else 1
-        resources = trial_resources(cluster, args.cpus_per_trial, gpus, workers)
-        return resources, concurrency(cluster, resources, args.max_concurrent)
-
-    fractions = cli.fractions(args.split) if args.split else None
-    trials = 20 if len(models) == 1 else 10 * len(models)
-    configs = []
-    for ref in refs:
-        for model in models:
-            space, epochs = default_space(args.space, model, gpus=cluster is not None and cluster.gpus > 0)
-            resources, concurrent = room(model)
-            configs.append(
-                StudyConfig(
-                    ref=ref,
-                    model=model,
-                    space=space,
-                    trials=args.trials or (NO_LIMIT if args.time_budget else trials),
-                    max_epochs=reports(model) or args.max_epochs or epochs,
-                    metric=args.metric or "",
-                    split=protocol(ref, fractions, args.max_rows),
-                    sampler=args.sampler,
-                    scheduler=args.scheduler,
-                    seed=args.seed,
-                    eval_seeds=args.eval_seeds or 3,
-                    trainer=args.trainer,
-                    resources=resources,
-                    max_concurrent=concurrent,
-                    storage=str(storage),
-                    tracking_uri=uri,
-                    time_budget=args.time_budget or 0.0,
-                    fresh=args.fresh,
-                    refit=args.refit,
-                )
-            )
-    return configs
-
-
-def reports(model: str) -> int:
-    """How often a full training of a model of another library reports, 0 for networks, which report every epoch."""
-    from bishop_ray.models import model_class, not_installed
-    from bishop_ray.models.base import Estimator
-
-    if MODELS[model].kind == "network" or not_installed(model):
-        return 0
-    found = model_class(model)
-    return found.reports if issubclass(found, Estimator) else 0
-
-
-def default_space(given: str | None, model: str, gpus: bool) -> tuple[str, int]:
-    """Search space and epochs of a model: its small space where there is no GPU, unless a space is named."""
-    from bishop_ray.tuning.space import space_names
-
-    small = f"{model}_small"
-    space = given or (small if not gpus and small in space_names() else model)
-    return space, 30 if Path(space).stem == small else 200
-
-
 def _dry_run(
     args: argparse.Namespace, refs: list[DatasetRef], models: list[str], storage: Path, failures: list[Failure]
 ) -> int:
     """Prints what would be done; Ray is asked what there is, and datasets are loaded, since their shapes are shown."""
+    from bishop_ray.models import not_installed
+
     configs = studies(args, refs, models, storage, "", None)
     lines = [f"{failure.dataset}: {failure.reason}" for failure in failures]
     failed = bool(failures)
+    usable = []
     for config in configs:
+        if reason := not_installed(config.model):
+            lines.append(f"{config.name}: will be skipped: {reason}")
+            continue
+        usable.append(config.model)
         try:
             lines.append(describe(config))
         except UserError as error:
@@ -293,8 +130,8 @@ def _dry_run(
             failed = True
             lines.append(f"{config.name}: {error}")
     cluster = _connect(args.ray_address)
-    planned = {config.model: config for config in studies(args, refs, models, storage, "", cluster)}
-    print("\n".join([*lines, *(plan(config, cluster) for config in planned.values())]))
+    planned = {c.model: c for c in studies(args, refs, models, storage, "", cluster) if c.model in usable}
+    print("\n".join([*lines, *(plan(config, cluster, len(models) > 1) for config in planned.values())]))
     return cli.EXIT_FAILED if failed else 0
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bishop_ray.config import Skipped, StudyConfig, StudyResult
-    from bishop_ray.tuning.recorder import Progress
+    from bishop_ray.tuning.progress import Progress
     from bishop_ray.tuning.suite import Failure
 
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "home", "data", "config", "models", "predictor", "training", "reports", "tracking", "tuning", "listing",
-    "screen", "cli", "commands", "models_cli", "jobs",
+    "screen", "cli", "choices", "commands", "models_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/sources.py",),
@@ -50,6 +50,7 @@ HOMES = {
     "mlflow": ("bishop_ray/tracking/",),
     "argparse": (
         "bishop_ray/cli.py",
+        "bishop_ray/choices.py",
         "bishop_ray/commands.py",
         "bishop_ray/listing.py",
         "bishop_ray/models_cli.py",

@@ -13,7 +13,7 @@ from bishop_ray.data.split import DATASETS_I
 from bishop_ray.data.suites import embedded_ref
 from bishop_ray.reports import clock
 from bishop_ray.screen import LiveScreen, PlainScreen, announce, time_left
-from bishop_ray.tuning.recorder import Progress
+from bishop_ray.tuning.progress import Progress
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import evaluate_seed
 from bishop_ray.tuning.cluster import Cluster
 from bishop_ray.tuning.prepare import load, prepare
-from bishop_ray.tuning.recorder import Progress
+from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.space import load_space
 from bishop_ray.tuning.store import OpenStudy, open_study, study_folder
 from bishop_ray.tuning.study import run_study

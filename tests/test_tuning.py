@@ -21,8 +21,8 @@ from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tracking import runs_frame
 from bishop_ray.tuning.cluster import Cluster, concurrency, trial_resources
 from bishop_ray.tuning.prepare import load
+from bishop_ray.tuning.progress import Progress, curves, error_reason, is_metric
 from bishop_ray.tuning.race import Race
-from bishop_ray.tuning.recorder import Progress, curves, error_reason, is_metric
 from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
 from bishop_ray.tuning.space import SearchSpace, load_space
 from bishop_ray.tuning.store import open_study, sampler_factory

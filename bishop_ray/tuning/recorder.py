@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import optuna
@@ -19,11 +17,11 @@ from optuna.trial import Trial, TrialState
 from ray.tune import Callback
 from ray.tune.schedulers import TrialScheduler
 
-from bishop_ray.config import NO_LIMIT
 from bishop_ray.training.groups import release_group
 from bishop_ray.training.metrics import display
 from bishop_ray.training.trial import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
 from bishop_ray.training.worker import FAILURE
+from bishop_ray.tuning.progress import Progress, curves, error_reason
 from bishop_ray.tuning.scheduler import SCORE, replay
 from bishop_ray.tuning.trials import kept_models
 
@@ -44,37 +42,6 @@ class TrialTracker(Protocol):
 
     def trial_finished(self, number: int, status: str, reason: str, summary: dict[str, float]) -> None:
         """A trial ended: FINISHED, KILLED or FAILED."""
-
-
-@dataclass
-class Progress:
-    """Where a study stands, for the live table.
-
-    Attributes:
-        total: Trials asked for, 0 where nothing limits their number.
-        metric: Selection metric.
-        counts: Trials by state: running, complete, pruned, failed.
-        best: Best validation score so far, or None.
-        epochs: Epochs reported in all.
-        last: The last event in words.
-    """
-
-    total: int
-    metric: str
-    counts: Counter[str] = field(default_factory=Counter)
-    best: float | None = None
-    epochs: int = 0
-    last: str = ""
-
-    @property
-    def finished(self) -> int:
-        """Trials that ended, in whatever way."""
-        return self.counts["complete"] + self.counts["pruned"] + self.counts["failed"]
-
-    @property
-    def share(self) -> str:
-        """``3/8``, or ``3`` where nothing limits the number of trials."""
-        return f"{self.finished}/{self.total}" if 0 < self.total < NO_LIMIT else str(self.finished)
 
 
 class StudyRecorder(Callback):
@@ -255,38 +222,3 @@ class Recorders(Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial raised or its process died."""
         self._recorders[trial.config["model"]].on_trial_error(iteration, trials, trial, **info)
-
-
-_BOOKKEEPING = {
-    "timestamp", "training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore", "pid", "epoch",
-    "iterations_since_restore", "done", "should_checkpoint",
-}  # fmt: skip
-
-
-def curves(result: dict[str, Any]) -> dict[str, float]:
-    """One epoch's numbers under the names of MLflow's charts: ``epoch/...`` first, then ``layers/...`` by kind."""
-    numbers = {name: float(value) for name, value in result.items() if is_metric(name, value)}
-    for once in ("workers", "best_epoch"):
-        numbers.pop(once, None)
-    return {
-        f"layers/{name}" if "/" in name else f"epoch/{name.removeprefix('epoch_')}": value
-        for name, value in numbers.items()
-    }
-
-
-def is_metric(name: str, value: Any) -> bool:
-    """Whether a key of a Tune result is a number of ours rather than Tune's bookkeeping."""
-    if name in _BOOKKEEPING or name.startswith("config/"):
-        return False
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def error_reason(trial: Any) -> str:
-    """The last line of what a trial raised, e.g. ``OutOfMemoryError: CUDA out of memory``."""
-    path = trial.error_file
-    if not path:
-        return "its process died"
-    with open(path, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file if line.strip()]
-    named = [line for line in lines if "Error: " in line or "TrainingFailed: " in line or "Exception: " in line]
-    return (named or lines or ["unknown"])[-1].rsplit("bishop_ray.errors.", 1)[-1][:500]

@@ -19,8 +19,9 @@ from bishop_ray.training.groups import DRIVER_CPUS
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import train_driver
 from bishop_ray.tuning.prepare import Prepared
+from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
-from bishop_ray.tuning.recorder import Progress, Recorders, StudyRecorder
+from bishop_ray.tuning.recorder import Recorders, StudyRecorder
 from bishop_ray.tuning.scheduler import PerModel, make_scheduler
 from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
 from bishop_ray.tuning.space import SearchSpace

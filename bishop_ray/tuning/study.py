@@ -9,12 +9,12 @@ from dataclasses import replace
 import ray
 
 from bishop_ray.config import StudyConfig, StudyResult
-from bishop_ray.errors import TrainingFailed
+from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.tuning.chronicle import finish, finished_result, open_tracker, start_over
 from bishop_ray.tuning.evaluate import evaluation_seconds, final_evaluation
-from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare
+from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
+from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
-from bishop_ray.tuning.recorder import Progress
 from bishop_ray.tuning.search import Family, make_family, run_search
 from bishop_ray.tuning.space import SearchSpace, load_space
 from bishop_ray.tuning.store import OpenStudy, exclusive, open_study
@@ -22,6 +22,10 @@ from bishop_ray.tuning.trials import best_of, params_of
 
 FINISH_SECONDS = 8.0
 """Kept of a time budget for loading, scoring and registering the winner."""
+
+
+class ModelSkipped(UserError):
+    """The study's model cannot do the data; the message says why."""
 
 
 class StudyFailed(Exception):
@@ -44,11 +48,14 @@ def run_study(
 
     Raises:
         UserError: Bad input, before anything is written.
+        ModelSkipped: The model cannot do such data; nothing was written either.
         StudyFailed: No trial gave a score.
     """
     space = load_space(config.space, config.model)
     loaded = loaded or load(config)
     config, prepared = replace(config, metric=loaded.config.metric), prepare(loaded)
+    if reason := unable(config, prepared):
+        raise ModelSkipped(reason if reason.startswith(config.model) else f"{config.model}: {reason}")
     with exclusive(config):
         if config.fresh:
             start_over(config)

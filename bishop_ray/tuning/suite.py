@@ -13,9 +13,9 @@ from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.errors import UserError
 from bishop_ray.tuning.automl import run_automl
 from bishop_ray.tuning.prepare import Loaded
-from bishop_ray.tuning.recorder import Progress
+from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.store import study_folder
-from bishop_ray.tuning.study import StudyFailed, run_study
+from bishop_ray.tuning.study import ModelSkipped, StudyFailed, run_study
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ def run_studies(
                 found, others = run_automl(group, slots, listener, share, ready)
                 results += found
                 skipped += others
+        except ModelSkipped as error:
+            if len(groups) == 1:
+                raise
+            skipped.append(Skipped(config.ref.key, config.model, str(error)))
         except (UserError, StudyFailed) as error:
             if len(groups) == 1 and isinstance(error, UserError):
                 raise

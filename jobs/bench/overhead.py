@@ -59,7 +59,7 @@ def per_trial(config: StudyConfig) -> tuple[float, float]:
     """Wall seconds per trial in the search and in a plain loop over the same trainings."""
     from bishop_ray.training.trial import TrialSettings, train_here
     from bishop_ray.tuning.prepare import load, prepare
-    from bishop_ray.tuning.recorder import Progress
+    from bishop_ray.tuning.progress import Progress
     from bishop_ray.tuning.space import load_space
     from bishop_ray.tuning.store import open_study
     from bishop_ray.tuning.study import run_study

@@ -55,7 +55,7 @@ def make_table(path: Path, rows: int) -> None:
 def ours(config: StudyConfig) -> tuple[float, list[Params]]:
     """Wall seconds of the search's trials, and their points."""
     from bishop_ray.tuning.prepare import load
-    from bishop_ray.tuning.recorder import Progress
+    from bishop_ray.tuning.progress import Progress
     from bishop_ray.tuning.space import load_space
     from bishop_ray.tuning.store import open_study
     from bishop_ray.tuning.study import run_study
