@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,19 +21,19 @@ from bishop_ray.tracking import StudyTracker, environment
 from bishop_ray.tuning.chronicle import open_tracker, start_over
 from bishop_ray.tuning.cluster import slot_kind
 from bishop_ray.tuning.facts import AUTOML, IDENTITY
-from bishop_ray.tuning.judge import Verdict, judge
-from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare
+from bishop_ray.tuning.judge import judge, why_not
+from bishop_ray.tuning.outcome import end_runs, keep_outcome, kept_outcome, write_whole
+from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
+from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
-from bishop_ray.tuning.recorder import Progress
 from bishop_ray.tuning.search import Family, make_family, run_search
 from bishop_ray.tuning.space import SearchSpace, load_space
 from bishop_ray.tuning.store import OpenStudy, exclusive, open_study
 from bishop_ray.tuning.study import StudyFailed
-from bishop_ray.tuning.trials import count_states
+from bishop_ray.tuning.trials import kept_models
 
 STARTUP = 4
 """Trials of a model before its sampler models anything: most models get few."""
-RESULT = "result.json"
 
 Listener = Callable[[StudyConfig, Progress], None]
 
@@ -84,12 +83,14 @@ def run_automl(
         for config in (whole, *able):
             locks.enter_context(exclusive(config))
         if whole.fresh:
+            if (folder / IDENTITY).is_file():
+                end_runs(whole, folder, _identity(folder), "KILLED", "started over")
             shutil.rmtree(folder, ignore_errors=True)
             for config in able:
                 start_over(config)
         opened = {config.model: open_study(config, spaces[config.model], loaded.fingerprint) for config in able}
-        if (stored := _finished(whole, folder, opened)) is not None:
-            return stored, skipped
+        if (kept := kept_outcome(folder, whole, opened)) is not None:
+            return kept[0], skipped + kept[1]
         run = _Run(whole, able, slots, listener, deadline, folder)
         results, without = run.run(data, spaces, opened, skipped)
         return results, skipped + without
@@ -125,24 +126,12 @@ def _able(configs: Sequence[StudyConfig], data: _Encodings) -> tuple[list[StudyC
     for config in configs:
         reason = not_installed(config.model)
         if not reason:
-            train = data.of(config).data
-            reason = model_class(config.model).cannot(train.spec, len(train.train))
+            reason = unable(config, data.of(config))
         if reason:
             skipped.append(Skipped(config.ref.key, config.model, reason))
         else:
             able.append(config)
     return able, skipped
-
-
-def _finished(whole: StudyConfig, folder: Path, opened: Mapping[str, OpenStudy]) -> list[StudyResult] | None:
-    """The stored results, if this very command ended before."""
-    if not (folder / RESULT).is_file():
-        return None
-    stored = json.loads((folder / RESULT).read_text("utf-8"))
-    done = sum(count_states(o.study).total() for o in opened.values())
-    if done < whole.trials or stored["models"] != list(opened) or stored["refit"] != whole.refit:
-        return None
-    return [StudyResult(**row | {"reused": True}) for row in stored["results"]]
 
 
 class _Run:
@@ -176,26 +165,16 @@ class _Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         identity = _identity(self.folder)
         tracker = self._tracker(data.of(self.configs[0]), identity)
-        parent = {"mlflow.parentRunId": tracker.parent_run_id(), "automl": self.whole.name}
-        families = [
-            make_family(
-                config,
-                spaces[config.model],
-                data.of(config),
-                opened[config.model],
-                open_tracker(config, spaces[config.model], data.of(config), opened[config.model], parent),
-                data.shared(config),
-                partial(self.listener, config),
-                STARTUP,
-            )
-            for config in self.configs
-        ]
+        families: list[Family] = []
         status = "FAILED"
         try:
+            parent = {"mlflow.parentRunId": tracker.parent_run_id(), "automl": self.whole.name}
+            for config in self.configs:
+                families.append(self._family(config, spaces[config.model], data, opened[config.model], parent))
             self._search(families)
             self._tell("evaluating the best of each model on the test split, once")
             verdict = judge(self.whole, families, self.folder, identity, tracker, skipped)
-            self._keep(verdict, families)
+            keep_outcome(self.folder, self.whole, opened, verdict.results, verdict.without)
             status = "FINISHED"
             return verdict.results, verdict.without
         except KeyboardInterrupt:
@@ -207,6 +186,14 @@ class _Run:
                 family.tracker.close(status)
             tracker.close(status)
 
+    def _family(
+        self, config: StudyConfig, space: SearchSpace, data: _Encodings, opened: OpenStudy, tags: dict[str, str]
+    ) -> Family:
+        prepared = data.of(config)
+        tracker = open_tracker(config, space, prepared, opened, tags)
+        shared = data.shared(config)
+        return make_family(config, space, prepared, opened, tracker, shared, partial(self.listener, config), STARTUP)
+
     def _search(self, families: Sequence[Family]) -> None:
         kinds: dict[str, list[str]] = {}
         for family in families:
@@ -216,8 +203,9 @@ class _Run:
         self._families = families
         over = self._over if self.deadline else None
         run_search(families, races, self.slots, self.whole.trials, self.folder, self._limit, over)
-        if not any(family.progress.best is not None for family in families):
-            raise StudyFailed("no trial of any model gave a score: " + "; ".join(why_none(f) for f in families[:3]))
+        if not any(kept_models(family.opened.study, family.opened.folder) for family in families):
+            reasons = "; ".join(f"{f.config.model}: {why_not(f, self.whole)}" for f in families[:3])
+            raise StudyFailed(f"no model was trained to its end: {reasons}")
 
     def _limit(self, race: Race, waiting: int, slots: int) -> float:
         """Seconds for the next trial: an equal share of the time left for those that wait; defaults share a half."""
@@ -273,32 +261,10 @@ class _Run:
             folder=self.folder, study_id=identity, params=params, tags=tags | environment(),
         )  # fmt: skip
 
-    def _keep(self, verdict: Verdict, families: Sequence[Family]) -> None:
-        """Stores the results, so that the same command need not run again."""
-        row = {
-            "models": [family.config.model for family in families],
-            "refit": self.whole.refit,
-            "results": [asdict(result) for result in verdict.results],
-        }
-        _write(self.folder / RESULT, json.dumps(row))
-
-
-def why_none(family: Family) -> str:
-    """Why a model has no trained trial."""
-    reasons = [t.user_attrs.get("reason", "") for t in family.opened.study.get_trials(deepcopy=False)]
-    shown = sorted({reason for reason in reasons if reason})
-    return f"{family.config.model}: " + ("; ".join(shown[:2]) or "no time was left for it")
-
 
 def _identity(folder: Path) -> str:
     """The identity of the search, the same in every run of it."""
     path = folder / IDENTITY
     if not path.is_file():
-        _write(path, uuid.uuid4().hex[:12])
+        write_whole(path, uuid.uuid4().hex[:12])
     return path.read_text("utf-8")
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, "utf-8")
-    part.replace(path)

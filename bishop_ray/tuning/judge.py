@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from optuna.trial import TrialState
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.predictor import EnsembleMember, EnsemblePredictor, Predictor
@@ -78,7 +79,7 @@ def judge(
     ensemble = build_ensemble(found, problem)
     entries = _entries(whole, families, found, ensemble)
     without = [
-        Skipped(whole.ref.key, f.config.model, _why_not(f))
+        Skipped(whole.ref.key, f.config.model, why_not(f, whole))
         for f in families
         if f.config.model not in {c.model for c in found}
     ]
@@ -96,12 +97,14 @@ def judge(
     return Verdict(results, without)
 
 
-def _why_not(family: Family) -> str:
-    trials = family.opened.study.get_trials(deepcopy=False)
-    reasons = sorted({str(t.user_attrs["reason"]) for t in trials if t.user_attrs.get("reason")})
-    if reasons:
+def why_not(family: Family, whole: StudyConfig) -> str:
+    """Why a model has no trained trial."""
+    trials = [t for t in family.opened.study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
+    if reasons := sorted({str(t.user_attrs["reason"]) for t in trials if t.user_attrs.get("reason")}):
         return f"no trained trial: {'; '.join(reasons[:2])}"
-    return "no trial reached a first score within the time budget" if trials else "no time was left for a trial"
+    if trials:
+        return "no trial reached a first score within the time budget"
+    return "no time was left for a trial" if whole.time_budget else f"the {whole.trials} trials went to other models"
 
 
 def _entries(

@@ -90,6 +90,11 @@ def prepare(loaded: Loaded) -> Prepared:
     return Prepared(data, preprocessor, loaded.fingerprint, example, loaded.rows)
 
 
+def unable(config: StudyConfig, prepared: Prepared) -> str:
+    """Why the model of `config` cannot be trained on the data, or ""."""
+    return model_class(config.model).cannot(prepared.data.spec, len(prepared.data.train))
+
+
 def combined(config: StudyConfig) -> tuple[RawDataset, RawDataset]:
     """Train and validation rows as one table, and the validation rows: what a refit trains on and watches."""
     parts = _split(config, load_dataset(config.ref))
