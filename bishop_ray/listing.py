@@ -47,26 +47,30 @@ def describe(config: StudyConfig) -> str:
     Raises:
         UserError: The data cannot be loaded or trained on.
     """
-    from bishop_ray.tuning.prepare import load, prepare
+    from bishop_ray.tuning.prepare import load, prepare, unable
 
     loaded = load(config)
     prepared = prepare(loaded)
+    skipped = unable(config, prepared)
     spec, rows = prepared.data.spec, prepared.rows
     return (
         f"{config.name}: {spec.task.value}, {spec.n_num} numerical + {spec.n_cat} categorical columns, {rows[0]} train "
         f"/ {rows[1]} validation / {rows[2]} test rows; selects by {loaded.config.metric}"
+        + (f"; will be skipped: {skipped}" if skipped else "")
     )
 
 
-def plan(config: StudyConfig, cluster: Cluster) -> str:
-    """Budget, resources and search space of the studies of one model."""
+def plan(config: StudyConfig, cluster: Cluster, several: bool) -> str:
+    """Budget, resources and search space of the studies of one model; `several`: it shares its trials with others."""
     from bishop_ray.tuning.space import load_space
 
     space = load_space(config.space, config.model)
     gpus = f" + {config.resources.gpus:g} GPU" if cluster.gpus else ""
+    steps = "epochs" if MODELS[config.model].kind == "network" else "reports"
+    trials = f"{trials_words(config)} per " + ("dataset, shared with the other models" if several else "study")
+    then = "" if several else f"; then {config.eval_seeds} training(s) of the winner"
     lines = [
-        f"{config.model}: {trials_words(config)} per study, up to {config.max_epochs} epochs each; then "
-        f"{config.eval_seeds} training(s) of the winner",
+        f"{config.model}: {trials}, up to {config.max_epochs} {steps} each{then}",
         f"resources: {config.max_concurrent} trial(s) at a time, each {config.resources.workers} worker(s) with "
         f"{config.resources.cpus:g} CPU{gpus}; the cluster has {cluster.cpus:g} CPUs, {cluster.gpus:g} GPUs",
         f"search space {space.name}, {len(space.first)} point(s) tried first:",
