@@ -102,8 +102,9 @@ def cross_fitted(
     """The score of an ensemble on rows that did not choose its weights.
 
     For each fold everything that `select` decides, the best of each family included, is decided on the other folds'
-    rows; the score is one `evaluate` over the pooled predictions of all folds. Where the metric is undefined on the
-    other folds (AUC where they hold one class), they choose by log loss.
+    rows; the score is one `evaluate` over the pooled predictions of all folds. AUC ranks rows, and the outputs of two
+    folds' ensembles are not on one scale: it is the mean over the folds, unless a fold lacks a class. Where the metric
+    is undefined on the other folds (AUC where they hold one class), they choose by log loss.
 
     Args:
         members: As in `select`.
@@ -138,7 +139,19 @@ def cross_fitted(
         weights = _greedy(_best_of_families(members, scores, top_k), seen, scorer, steps)
         parts = [predictions[i][inside] for i in weights]
         pooled[inside] = combine(parts, list(weights.values()), task.is_classification)
-    return evaluate(metric, task, y, pooled, scale=scale)
+    return _scored(metric, task, y, pooled, fold, scale)
+
+
+def _scored(
+    metric: str, task: TaskType, y: NDArray[Any], pooled: NDArray[np.float64], fold: NDArray[np.int64], scale: float
+) -> float:
+    """Every fold's rows scored: at once, or for AUC fold by fold, see `cross_fitted`."""
+    numbers, sizes = np.unique(fold, return_counts=True)
+    whole = len(np.unique(y))
+    if metric != "auc" or any(len(np.unique(y[fold == number])) < whole for number in numbers):
+        return evaluate(metric, task, y, pooled, scale=scale)
+    scores = [evaluate(metric, task, y[fold == number], pooled[fold == number]) for number in numbers]
+    return float(np.average(scores, weights=sizes))
 
 
 def fold_of_rows(y: NDArray[Any], task: TaskType, folds: int, seed: int) -> NDArray[np.int64]:
