@@ -7,10 +7,10 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bishop_ray.data.table import TableSpec
 from bishop_ray.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
+    from bishop_ray.data.table import TableSpec
     from bishop_ray.models.base import Estimator, Network
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bishop_ray.predictor import Predictor
 
 CHAMPION = "champion"
+TRAIN = "train"
+"""Tag ``trained_on`` of a version that never saw validation rows, which is what its absence means too."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ def register_best(
     """Registers a study's winner under `name` and moves the aliases, last of all.
 
     The alias of the model's name moves to the new version; `champion` moves when there is none, when `val_score` is
-    greater than the present champion's under the same metric, or when that one was trained on other data. Registering
-    the same predictor of the same study again makes no second version. When anything fails, no alias has moved and
-    nothing half-written is left.
+    greater than the present champion's under the same metric (equal is enough for a refit on more rows), or when that
+    one was trained on other data. Registering the same predictor of the same study again makes no second version. When
+    anything fails, no alias has moved and nothing half-written is left.
 
     Args:
         predictor: The fitted predictor.
@@ -210,5 +212,8 @@ def _compare(new: ModelVersion, champion: ModelVersion) -> str:
         scores = [float(version.tags["val_score"]) for version in (new, champion)]
     except (KeyError, ValueError):
         return f"no: version {champion.version} has no readable val_score"
-    better = scores[0] > scores[1]
-    return f"{'yes' if better else 'no'}: {scores[0]:.6g} against {scores[1]:.6g} of version {champion.version}"
+    refit = [version.tags.get("trained_on", TRAIN) != TRAIN for version in (new, champion)]
+    # A refit has its model's score, and more rows than the model itself.
+    better = (scores[0], refit[0]) > (scores[1], refit[1])
+    words = ", and a refit" if better and scores[0] == scores[1] else ""
+    return f"{'yes' if better else 'no'}: {scores[0]:.6g} against {scores[1]:.6g} of version {champion.version}{words}"
