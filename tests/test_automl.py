@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -235,6 +238,38 @@ def test_refit_trains_the_champion_on_train_and_validation_rows(searched: Ended)
         again.refit(coder.transform(both), int(member.info["rounds"]))
         table = coder.transform(test)
         np.testing.assert_allclose(member.output(test.frame), again.predict(table.x_num, table.x_cat), atol=1e-6)
+
+
+def test_interrupted_it_goes_on_and_the_count_is_exact(ray_here: Cluster, tmp_path: Path) -> None:
+    configs = studies(tmp_path, "diabetes", "lightgbm random_forest mlp", 8)
+    with pytest.raises(KeyboardInterrupt) as held:
+        run_automl(configs, {"cpu": 2}, interrupt_when(lambda event: event.startswith("trial 1 epoch")))
+    assert "RUNNING" not in set(runs_of(configs)["status"])
+    begun = {(t.datetime_start, json.dumps(t.params)) for t in trials_of(configs)}
+    assert 4 <= len(begun) < 8
+    assert not list(Path(configs[0].storage).glob("studies/*/tune-*"))
+    # As in a notebook, which keeps the exception: the slots are free all the same.
+    results, skipped = run_automl(configs, {"cpu": 2}, silent)
+    assert held.value
+    assert not skipped
+    assert len(trials_of(configs)) == 8
+    assert begun <= {(t.datetime_start, json.dumps(t.params)) for t in trials_of(configs)}, "nothing is lost"
+    assert all(t.state.is_finished() for t in trials_of(configs))
+    runs = runs_of(configs)
+    assert (runs["kind"] == "trial").sum() == 8
+    assert set(runs["status"]) <= {"FINISHED", "KILLED"}
+    assert {r.metric for r in results} == {"r2"}
+    assert results[0].test_mean > results[0].mean
+    scores = [r.val_score for r in results]
+    assert scores == sorted(scores, reverse=True)
+
+
+def interrupt_when(wanted: Callable[[str], bool]) -> Callable[[StudyConfig, Any], None]:
+    def listener(config: StudyConfig, progress: Any) -> None:
+        if wanted(progress.last):
+            signal.raise_signal(signal.SIGINT)
+
+    return listener
 
 
 def test_models_without_a_trained_trial_are_named_with_the_reason(

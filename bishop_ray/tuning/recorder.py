@@ -139,6 +139,12 @@ class StudyRecorder(Callback):
             elif self._settings.through_ray_train:
                 release_group(trial.trial_id)
 
+    def release(self) -> None:
+        """Gives back what the worker groups of trials held that are left as they are."""
+        if self._settings.through_ray_train:
+            for _, trial in self._running.values():
+                release_group(trial.trial_id)
+
     def _end(self, trial: Any, state: TrialState, reason: str, result: dict[str, Any] | None = None) -> None:
         number = trial.config["number"]
         if self._settings.through_ray_train:

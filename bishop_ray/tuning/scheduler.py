@@ -60,12 +60,23 @@ class PerModel(FIFOScheduler):
     def __init__(self, schedulers: Mapping[str, TrialScheduler]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._schedulers = schedulers
+        self._controller: Any = None
+
+    def abandon(self) -> None:
+        """Ends the processes of all trials at once and gives their resources back.
+
+        Tune does so when a search ends, but not when it is interrupted: the slots stay taken for as long as anybody
+        holds the exception, as notebooks do, and the next search in the process waits for them for ever.
+        """
+        if self._controller is not None:
+            self._controller._actor_manager.cleanup()
 
     def _of(self, trial: Any) -> TrialScheduler:
         return self._schedulers[trial.config["model"]]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """A trial joins its model's bracket."""
+        self._controller = tune_controller
         self._of(trial).on_trial_add(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:

@@ -133,13 +133,14 @@ def run_search(
     askers = {family.config.model: family.asker for family in families}
     settings = {family.config.model: family.settings for family in families}
     trainable = tune.with_parameters(train_driver, settings=settings)
+    scheduler = PerModel({family.config.model: family.scheduler for family in families})
     attempt = f"tune-{uuid.uuid4().hex[:8]}"
     try:
         Tuner(
             tune.with_resources(trainable, _Resources(settings)),
             tune_config=tune.TuneConfig(
                 search_alg=RaceSearcher(askers, races, slots, total, limit),
-                scheduler=PerModel({family.config.model: family.scheduler for family in families}),
+                scheduler=scheduler,
                 num_samples=total - ended,
                 reuse_actors=True,
             ),
@@ -153,6 +154,11 @@ def run_search(
         ).fit()
         for family in families:
             family.recorder.end_running()
+    except KeyboardInterrupt:
+        scheduler.abandon()
+        for family in families:
+            family.recorder.release()
+        raise
     finally:
         # Tune's and Train's own state is never read back: the studies are the record.
         shutil.rmtree(folder / attempt, ignore_errors=True)
