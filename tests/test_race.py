@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
 from bishop_ray.config import Resources
+from bishop_ray.tuning.budget import Budget
 from bishop_ray.tuning.cluster import Cluster, shared_slots
 from bishop_ray.tuning.race import Race, Standing
 from bishop_ray.tuning.ranges import Range
@@ -322,3 +324,33 @@ CPU, GPU = Resources(1), Resources(1, 0.25)
 )
 def test_slots_by_kind(cluster: Cluster, wanted: list[Resources], asked: int | None, slots: dict[str, int]) -> None:
     assert shared_slots(cluster, wanted, asked) == slots
+
+
+def test_a_time_budget_is_shared_by_those_that_wait() -> None:
+    race, refit = Race(["a", "b", "c", "d"]), [0.0]
+    budget = Budget(time.time() + 1000, 4, lambda: refit[0])
+    assert budget.ends == pytest.approx(budget.began + 970, abs=0.1)
+    assert budget.limit(race, 4, 2) == pytest.approx(970 / 2 * 2 / 4, abs=2), "defaults share a half"
+    assert budget.limit(race, 1, 2) == pytest.approx(970, abs=2), "never more than is left"
+    race.next([standing(name, 1, 0.5) for name in "abcd"])
+    assert budget.limit(race, 2, 1) == pytest.approx(970 / 2, abs=2)
+    assert not budget.over()
+    refit[0] = 100.0
+    assert budget.ends == pytest.approx(budget.began + 870, abs=0.1), "a refit has its time"
+    refit[0] = 10_000.0
+    assert budget.ends == pytest.approx(budget.began + 500, abs=0.1), "but never more than half of all"
+    assert budget.allows(900)
+    assert not budget.allows(995)
+
+
+def test_a_time_budget_ends() -> None:
+    race = Race(["a"])
+    budget = Budget(time.time() + 0.5, 1, lambda: 0.0)
+    assert budget.limit(race, 1, 1) < 0, "nothing begins that could not report"
+    time.sleep(0.5)
+    assert budget.over()
+    assert not budget.allows(0.0)
+    endless = Budget(0.0, 1, lambda: 0.0)
+    assert endless.limit(race, 1, 1) == 0.0
+    assert not endless.over()
+    assert endless.allows(1e9)

@@ -17,8 +17,8 @@ import ray
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.errors import UserError
 from bishop_ray.models import model_class, not_installed
-from bishop_ray.tracking import StudyTracker, environment
-from bishop_ray.tuning.chronicle import open_tracker, start_over
+from bishop_ray.tuning.budget import REFIT, Budget
+from bishop_ray.tuning.chronicle import open_search_tracker, open_tracker, start_over
 from bishop_ray.tuning.cluster import slot_kind
 from bishop_ray.tuning.facts import AUTOML, IDENTITY
 from bishop_ray.tuning.judge import judge, why_not
@@ -30,7 +30,7 @@ from bishop_ray.tuning.search import Family, make_family, run_search
 from bishop_ray.tuning.space import SearchSpace, load_space
 from bishop_ray.tuning.store import OpenStudy, exclusive, open_study
 from bishop_ray.tuning.study import StudyFailed
-from bishop_ray.tuning.trials import kept_models
+from bishop_ray.tuning.trials import best_of, kept_models
 
 STARTUP = 4
 """Trials of a model before its sampler models anything: most models get few."""
@@ -147,11 +147,9 @@ class _Run:
         folder: Path,
     ) -> None:
         self.whole, self.configs, self.slots = whole, configs, slots
-        self.listener, self.deadline, self.folder = listener, deadline, folder
-        self.began = time.time()
-        left = deadline - self.began
-        # Kept for predictions of the test rows, the ensemble and a registered version per model.
-        self.ends = deadline - min(20.0 + 2.5 * len(configs), left / 4) if deadline else 0.0
+        self.listener, self.folder = listener, folder
+        self._families: Sequence[Family] = []
+        self.budget = Budget(deadline, len(configs), self._refit_seconds)
         self.progress = Progress(0 if deadline else whole.trials, whole.metric)
 
     def run(
@@ -164,7 +162,9 @@ class _Run:
         """Search, verdict, records."""
         self.folder.mkdir(parents=True, exist_ok=True)
         identity = _identity(self.folder)
-        tracker = self._tracker(data.of(self.configs[0]), identity)
+        models = [config.model for config in self.configs]
+        prepared = data.of(self.configs[0])
+        tracker = open_search_tracker(self.whole, models, self.slots, prepared, self.folder, identity)
         families: list[Family] = []
         status = "FAILED"
         try:
@@ -173,7 +173,7 @@ class _Run:
                 families.append(self._family(config, spaces[config.model], data, opened[config.model], parent))
             self._search(families)
             self._tell("evaluating the best of each model on the test split, once")
-            verdict = judge(self.whole, families, self.folder, identity, tracker, skipped)
+            verdict = judge(self.whole, families, self.folder, identity, tracker, skipped, self.budget)
             keep_outcome(self.folder, self.whole, opened, verdict.results, verdict.without)
             status = "FINISHED"
             return verdict.results, verdict.without
@@ -182,7 +182,7 @@ class _Run:
             raise
         finally:
             for family in families:
-                family.opened.add_seconds(time.time() - self.began)
+                family.opened.add_seconds(time.time() - self.budget.began)
                 family.tracker.close(status)
             tracker.close(status)
 
@@ -201,31 +201,29 @@ class _Run:
             kinds.setdefault(slot_kind(family.config.resources), []).append(family.config.model)
         races = {kind: Race(names, self.folder / f"race-{kind}.json", self._on_round) for kind, names in kinds.items()}
         self._families = families
-        over = self._over if self.deadline else None
-        run_search(families, races, self.slots, self.whole.trials, self.folder, self._limit, over)
+        over = self._over if self.budget.deadline else None
+        run_search(families, races, self.slots, self.whole.trials, self.folder, self.budget.limit, over)
         if not any(kept_models(family.opened.study, family.opened.folder) for family in families):
             reasons = "; ".join(f"{f.config.model}: {why_not(f, self.whole)}" for f in families[:3])
             raise StudyFailed(f"no model was trained to its end: {reasons}")
 
-    def _limit(self, race: Race, waiting: int, slots: int) -> float:
-        """Seconds for the next trial: an equal share of the time left for those that wait; defaults share a half."""
-        if not self.deadline:
-            return 0.0
-        left = self.ends - time.time()
-        if left < 1:
-            return -1.0
-        share = left
-        if race.round == 0:
-            share = max(left / 10, self.began + (self.ends - self.began) / 2 - time.time())
-        return min(left, max(2.0, share * slots / waiting))
-
     def _over(self) -> bool:
-        """Whether whatever runs must be stopped: trials end by themselves before, unless one epoch takes too long."""
-        if time.time() < self.ends + min(5.0, (self.deadline - self.ends) / 4):
-            return False
-        for family in self._families:
-            family.recorder.stopping = "time budget"
-        return True
+        """Whether whatever runs must be stopped; tells the recorders why."""
+        if self.budget.over():
+            for family in self._families:
+                family.recorder.stopping = "time budget"
+            return True
+        return False
+
+    def _refit_seconds(self) -> float:
+        """What a refit of the best trial so far would take."""
+        if not self.whole.refit:
+            return 0.0
+        found = [(best[1], f.opened.study, best[0]) for f in self._families if (best := best_of(f.opened.study))]
+        if not found:
+            return 0.0
+        _, study, number = max(found, key=lambda row: row[0])
+        return REFIT * float(study.get_trials(deepcopy=False)[number].user_attrs.get("seconds", 0.0))
 
     def _on_round(self, number: int, names: Sequence[str]) -> None:
         self._tell(f"round {number} of the race: {', '.join(names)}")
@@ -233,33 +231,6 @@ class _Run:
     def _tell(self, event: str) -> None:
         self.progress.last = event
         self.listener(self.whole, self.progress)
-
-    def _tracker(self, prepared: Prepared, identity: str) -> StudyTracker:
-        whole, spec = self.whole, prepared.data.spec
-        params = {
-            "models": ", ".join(config.model for config in self.configs),
-            "trials": whole.trials,
-            "time_budget_seconds": whole.time_budget,
-            "sampler": whole.sampler,
-            "scheduler": whole.scheduler,
-            "seed": whole.seed,
-            "split": str(whole.split),
-            "refit": whole.refit,
-            "slots": dict(self.slots),
-        }
-        tags = {
-            "dataset": whole.ref.key,
-            "suite": whole.ref.group,
-            "model": AUTOML,
-            "task": spec.task.value,
-            "metric": whole.metric,
-            "data_hash": prepared.fingerprint,
-            "rows": "/".join(map(str, prepared.rows)),
-        }
-        return StudyTracker(
-            whole.tracking_uri, whole.ref.experiment, whole.name,
-            folder=self.folder, study_id=identity, params=params, tags=tags | environment(),
-        )  # fmt: skip
 
 
 def _identity(folder: Path) -> str:

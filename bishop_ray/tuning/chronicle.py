@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
 from bishop_ray.tuning.evaluate import Evaluation
+from bishop_ray.tuning.facts import AUTOML
 from bishop_ray.tuning.prepare import Prepared
 from bishop_ray.tuning.space import SearchSpace, flatten
 from bishop_ray.tuning.store import OpenStudy, remove_study, stored_identity, study_folder
@@ -83,6 +86,41 @@ def open_tracker(
         params=params,
         tags=tags | environment() | (extra or {}),
         texts={"search_space.yaml": space.source},
+    )
+
+
+def open_search_tracker(
+    whole: StudyConfig, models: Sequence[str], slots: Mapping[str, int], prepared: Prepared, folder: Path, identity: str
+) -> StudyTracker:
+    """The run of a search over several models, above the runs of their studies."""
+    params = {
+        "models": ", ".join(models),
+        "trials": whole.trials,
+        "time_budget_seconds": whole.time_budget,
+        "sampler": whole.sampler,
+        "scheduler": whole.scheduler,
+        "seed": whole.seed,
+        "split": str(whole.split),
+        "refit": whole.refit,
+        "slots": dict(slots),
+    }
+    tags = {
+        "dataset": whole.ref.key,
+        "suite": whole.ref.group,
+        "model": AUTOML,
+        "task": prepared.data.spec.task.value,
+        "metric": whole.metric,
+        "data_hash": prepared.fingerprint,
+        "rows": "/".join(map(str, prepared.rows)),
+    }
+    return StudyTracker(
+        whole.tracking_uri,
+        whole.ref.experiment,
+        whole.name,
+        folder=folder,
+        study_id=identity,
+        params=params,
+        tags=tags | environment(),
     )
 
 

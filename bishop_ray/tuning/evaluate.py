@@ -64,10 +64,10 @@ def evaluation_seeds(config: StudyConfig) -> tuple[int, ...]:
 
 
 def evaluation_seconds(config: StudyConfig, through_ray_train: bool, training: float) -> float:
-    """What the final evaluation will take when one training takes `training` seconds."""
+    """What the final evaluation will take when one training takes `training` seconds; a refit is one more."""
     if through_ray_train:
-        return config.eval_seeds * (training + GROUP_SECONDS)
-    return -(-config.eval_seeds // config.max_concurrent) * training
+        return config.eval_seeds * (training + GROUP_SECONDS) + config.refit * training
+    return (-(-config.eval_seeds // config.max_concurrent) + config.refit) * training
 
 
 def final_evaluation(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from optuna.trial import TrialState
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
-from bishop_ray.predictor import EnsembleMember, EnsemblePredictor, Predictor
+from bishop_ray.predictor import Predictor
 from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import StudyTracker, register_best
 from bishop_ray.training.metrics import evaluate
+from bishop_ray.tuning.budget import REFIT, Budget
 from bishop_ray.tuning.contenders import ENSEMBLE, Contender, Ensemble, Problem, build_ensemble, contenders
 from bishop_ray.tuning.costs import Costs, measure
 from bishop_ray.tuning.facts import save_problem
@@ -22,7 +23,9 @@ from bishop_ray.tuning.prepare import open_test, test_references
 from bishop_ray.tuning.refit import refit_winner
 from bishop_ray.tuning.search import Family
 from bishop_ray.tuning.space import flatten
-from bishop_ray.tuning.trials import count_states, params_of, trial_rows
+from bishop_ray.tuning.trials import count_states, params_of, seconds_of, trial_rows
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ def judge(
     identity: str,
     tracker: StudyTracker,
     skipped: Sequence[Skipped],
+    budget: Budget,
 ) -> Verdict:
     """Compares by validation scores, then opens the test split once, then registers.
 
@@ -70,6 +74,7 @@ def judge(
         identity: The search's identity.
         tracker: The search's own run.
         skipped: Models that were not tried, for the leaderboard.
+        budget: A refit that it has no time for is left out.
     """
     studies = [(f.config.model, f.opened.study, f.opened.folder) for f in families]
     found = contenders(studies)
@@ -77,7 +82,7 @@ def judge(
     problem = Problem(data.validation.y, whole.metric, data.spec.task, data.target_scale, whole.seed)
     save_problem(folder, problem, whole, [f.config for f in families], families[0].prepared)
     ensemble = build_ensemble(found, problem)
-    entries = _entries(whole, families, found, ensemble)
+    entries = _entries(whole, families, found, ensemble, budget)
     without = [
         Skipped(whole.ref.key, f.config.model, why_not(f, whole))
         for f in families
@@ -108,7 +113,11 @@ def why_not(family: Family, whole: StudyConfig) -> str:
 
 
 def _entries(
-    whole: StudyConfig, families: Sequence[Family], found: Sequence[Contender], ensemble: Ensemble | None
+    whole: StudyConfig,
+    families: Sequence[Family],
+    found: Sequence[Contender],
+    ensemble: Ensemble | None,
+    budget: Budget,
 ) -> list[_Entry]:
     """The best of each model and the ensemble, best validation score first; the first one refitted, if asked."""
     by_model = {f.config.model: f for f in families}
@@ -124,29 +133,28 @@ def _entries(
         # After a single model of the same score: among equals the simpler one.
         entries.insert(sum(entry.val_score >= ensemble.score for entry in entries), row)
     if whole.refit and entries:
-        entries[0] = _refitted(entries[0], by_model, ensemble)
+        seconds = REFIT * float(entries[0].predictor.info.get("fit_seconds", 0.0))
+        if budget.allows(seconds):
+            entries[0] = _refitted(entries[0], by_model, ensemble)
+        else:
+            logger.warning("no refit: it takes about %.0f s, and the time budget is nearly over", seconds)
     return entries
 
 
 def _refitted(entry: _Entry, by_model: dict[str, Family], ensemble: Ensemble | None) -> _Entry:
     """The champion trained on train and validation rows: every member of it, if it is the ensemble."""
     if entry.model == ENSEMBLE and ensemble is not None:
-        members = tuple(
-            EnsembleMember(f"trial {c.number}", weight, _refit(by_model[c.model], c)) for c, weight in ensemble.members
+        predictor: Predictor = ensemble.assemble(
+            [_refit(by_model[c.model], c.number, c.load()) for c, _ in ensemble.members]
         )
-        seconds = sum(float(m.predictor.info["fit_seconds"]) for m in members)
-        predictor: Predictor = EnsemblePredictor(members=members, info={"fit_seconds": seconds})
     else:
-        family = by_model[entry.model]
-        predictor = _refit(family, Contender(entry.model, entry.trial, entry.val_score, Path()), entry.predictor)
+        predictor = _refit(by_model[entry.model], entry.trial, entry.predictor)
     return replace(entry, predictor=predictor, trained_on="train and validation")
 
 
-def _refit(family: Family, contender: Contender, found: Predictor | None = None) -> Predictor:
-    params = params_of(family.opened.study, contender.number)
-    return refit_winner(
-        family.config, family.settings, params, family.config.seed, found or contender.load(), contender.number
-    )
+def _refit(family: Family, number: int, found: Predictor) -> Predictor:
+    params = params_of(family.opened.study, number)
+    return refit_winner(family.config, family.settings, params, family.config.seed, found, number)
 
 
 def _register(
@@ -193,7 +201,7 @@ def _register(
         mean=references["mean"],
         registered=model.name,
         version=str(model.version),
-        seconds=_seconds(study) if study else 0.0,
+        seconds=seconds_of(study) if study else 0.0,
         rows=list(prepared.rows),
         params=entry.params,
         parent_run=run_id,
@@ -201,11 +209,6 @@ def _register(
         trained_on=entry.trained_on,
         **asdict(costs),
     )
-
-
-def _seconds(study: Any) -> float:
-    """What all trials of a study took."""
-    return float(np.sum([t.user_attrs.get("seconds", 0.0) for t in study.get_trials(deepcopy=False)]))
 
 
 def _log(

@@ -63,6 +63,11 @@ def count_states(study: optuna.Study) -> Counter[str]:
     return Counter(names[t.state] for t in study.get_trials(deepcopy=False) if t.state in names)
 
 
+def seconds_of(study: optuna.Study) -> float:
+    """What all trials took together."""
+    return float(sum(t.user_attrs.get("seconds", 0.0) for t in study.get_trials(deepcopy=False)))
+
+
 def params_of(study: optuna.Study, number: int) -> Params:
     """The full parameters of a trial, as its searcher stored them."""
     return unflatten(json.loads(study.get_trials(deepcopy=False)[number].user_attrs[PARAMS]))
