@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 from bishop_ray import cli, commands
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import check_tracking, runs_frame
+from bishop_ray.tuning.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ["--space", str(ROOT / "tests" / "tiny_space.yaml")]
@@ -196,6 +198,23 @@ def test_dry_run_trains_nothing(table: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
+def test_dry_run_over_several_models_names_those_that_will_be_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "catboost" else find(name, *a))
+    monkeypatch.setattr(commands, "_connect", lambda address: Cluster(4, 0))
+    flags = ["--dataset", "iris", "--models", "all", "--dry-run", "--trials", "12"]
+    assert commands.tune(cli.tune_parser().parse_args(flags)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "iris-catboost-s0: will be skipped: catboost needs catboost: pip install 'bishop-ray[boosters]'" in lines
+    assert any(line.startswith("iris-tabpfn-s0: ") and "will be skipped: tabpfn needs" in line for line in lines)
+    assert "mlp: 12 trials per dataset, shared with the other models, up to 200 epochs each" in lines
+    assert not any(line.startswith("catboost: ") for line in lines)
+    with pytest.raises(UserError, match="pip install"):
+        commands.tune(cli.tune_parser().parse_args(["--dataset", "iris", "--models", "catboost", "--dry-run"]))
+
+
 BAD = [
     ([], ["--suite", "found none"]),
     (["--suite", "CR", "--dataset", "iris"], ["--suite and --dataset"]),
@@ -216,6 +235,13 @@ BAD = [
     (["--dataset", "iris", "--cpus-per-trial", "0"], ["--cpus-per-trial", "> 0", "'0'"]),
     (["--dataset", "iris", "--models", ""], ["--models", "at least one of lightgbm", "''"]),
     (["--dataset", "iris", "--models", ","], ["--models", "at least one of lightgbm", "','"]),
+    (
+        ["--dataset", "iris", "--models", "xgbost", "mlp"],
+        ["unknown model 'xgbost'", "did you mean 'xgboost'", "known:"],
+    ),
+    (["--dataset", "iris", "--models", "all", "mlp"], ["--models: expected all, or names", "'all mlp'"]),
+    (["--dataset", "iris", "--models", "mlp,tabm", "--space", "mlp"], ["--space goes with one model", "mlp tabm"]),
+    (["--dataset", "iris", "--models", "all", "--eval-seeds", "2"], ["--eval-seeds goes with one model"]),
     (["--dataset", "iris", "--frobnicate"], ["--frobnicate"]),
     (["--table", "nowhere.csv", "--target", "x"], ["nowhere.csv", "no such file"]),
     (["--table", "TABLE"], ["target"]),
