@@ -27,9 +27,9 @@ def chosen_models(given: list[str]) -> list[str]:
     """
     from bishop_ray.models import not_installed
 
-    if given == ["all"]:
-        return list(MODELS)
     names = cli.known("model", given, [*MODELS, "all"])
+    if names == ["all"]:
+        return list(MODELS)
     if "all" in names:
         raise UserError(f"--models: expected all, or names; found {' '.join(given)!r}")
     for name in names:

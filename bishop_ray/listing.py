@@ -67,7 +67,7 @@ def plan(config: StudyConfig, cluster: Cluster, several: bool) -> str:
     space = load_space(config.space, config.model)
     gpus = f" + {config.resources.gpus:g} GPU" if cluster.gpus else ""
     steps = "epochs" if MODELS[config.model].kind == "network" else "reports"
-    trials = f"{trials_words(config)} per " + ("dataset, shared with the other models" if several else "study")
+    trials = trials_words(config, "per " + ("dataset, shared with the other models" if several else "study"))
     then = "" if several else f"; then {config.eval_seeds} training(s) of the winner"
     lines = [
         f"{config.model}: {trials}, up to {config.max_epochs} {steps} each{then}",
@@ -79,6 +79,6 @@ def plan(config: StudyConfig, cluster: Cluster, several: bool) -> str:
     return "\n".join(lines)
 
 
-def trials_words(config: StudyConfig) -> str:
-    """``8 trials``, or that the time budget ends them."""
-    return f"{config.trials} trials" if config.trials < NO_LIMIT else "trials until the time budget ends"
+def trials_words(config: StudyConfig, share: str) -> str:
+    """``8 trials each`` for a `share` "each", or that the time budget ends them."""
+    return f"{config.trials} trials {share}" if config.trials < NO_LIMIT else "trials until the time budget ends"

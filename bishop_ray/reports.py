@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray.config import Skipped, StudyResult
+from bishop_ray.home import write_whole
 from bishop_ray.training.metrics import display
 
 if TYPE_CHECKING:
@@ -66,10 +67,7 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Writes the leaderboard; a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(to_csv(rows), "utf-8")
-    part.replace(path)
+    write_whole(path, to_csv(rows))
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> RichTable:

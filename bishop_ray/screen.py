@@ -151,17 +151,19 @@ def announce(groups: Sequence[Sequence[StudyConfig]], slots: Mapping[str, int], 
     if len(groups[0]) > 1:
         several = f"{len(groups)} searches" if many else "1 search"
         places = " and ".join(f"{count} on {kind.upper()}s" for kind, count in slots.items())
+        budget = trials_words(first, "a search")
         print(
-            f"{several} over {len(groups[0])} models, {trials_words(first)} each; defaults first, then the better half "
-            f"of the models goes on with twice as many trials; at a time {places}",
+            f"{several} over {len(groups[0])} models, {budget}; defaults first, then the better half of the "
+            f"models goes on with twice as many trials; at a time {places}",
             flush=True,
         )
         return
     small = " (no GPU: the small space, not the paper's)" if first.space.endswith("_small") and not own_space else ""
     gpus = f", {first.resources.gpus:g} GPU" if first.resources.gpus else ""
+    budget = trials_words(first, "each")
     steps = "epochs" if MODELS[first.model].kind == "network" else "reports"
     print(
-        f"{len(groups)} stud{'ies' if many else 'y'}, {trials_words(first)} each, up to "
+        f"{len(groups)} stud{'ies' if many else 'y'}, {budget}, up to "
         f"{first.max_epochs} {steps}; search space {first.space}{small}; {first.max_concurrent} at a time with "
         f"{first.resources.cpus:g} CPU{gpus} per worker",
         flush=True,
@@ -200,7 +202,9 @@ def conclude(
 
 def _show_use(result: StudyResult, uri: str) -> None:
     """The lines that load and use a registered model, and the command that opens the MLflow UI."""
-    title = "also champion" if result.champion else "an earlier version stays champion: its validation score is better"
+    title = (
+        "also champion" if result.champion else "an earlier version stays champion: this validation score is not better"
+    )
     print(f"\ntest score of {result.dataset}: {score_words(result)}")
     rows = "" if result.trained_on == "train" else f", trained on {result.trained_on}"
     print(f"registered model: {result.registered} (version {result.version}, alias {result.model}{rows}; {title})")

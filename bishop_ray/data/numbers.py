@@ -91,7 +91,7 @@ def _normal_ranks(values: NDArray[np.float64], quantiles: NDArray[np.float64]) -
     """Ranks among the training values, as standard normal deviates.
 
     A value that many training rows share gets the middle of its ranks: the mean of the interpolation from both sides,
-    as scikit-learn's QuantileTransformer does.
+    as scikit-learn's QuantileTransformer does; unlike there also where that value is the lowest or the highest one.
     """
     from scipy.special import ndtri
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class RegisteredModel:
         uri: What ``mlflow.pyfunc.load_model`` takes.
         champion: It carries the alias `champion`.
         created: False when this very model had been registered before.
+        size_bytes: Of the predictor's files.
     """
 
     name: str
@@ -46,6 +47,7 @@ class RegisteredModel:
     uri: str
     champion: bool
     created: bool
+    size_bytes: int = field(default=0, compare=False)
 
 
 def register_best(
@@ -96,6 +98,7 @@ def register_best(
     uri = tracking_uri(uri)
     with patient(), one_at_a_time(uri), tempfile.TemporaryDirectory(prefix="bishop-register-") as scratch:
         folder = predictor.save(Path(scratch) / "predictor")
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         identity = {"bishop.study_id": study_id or run_id, "bishop.fingerprint": fingerprint(folder)}
         numbers = {key: repr(float(value)) for key, value in (metrics or {}).items()}
         facts = {
@@ -121,7 +124,7 @@ def register_best(
             if getattr(error, "error_code", "") in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
                 raise UserError(f"MLflow refused to register {name!r}: {str(error).splitlines()[0]}") from error
             raise as_user_error(error, uri) from error
-    return RegisteredModel(name, int(version.version), f"models:/{name}/{version.version}", champion, created)
+    return RegisteredModel(name, int(version.version), f"models:/{name}/{version.version}", champion, created, size)
 
 
 def _create_name(client: MlflowClient, name: str) -> None:

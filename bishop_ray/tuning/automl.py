@@ -16,13 +16,14 @@ import ray
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.errors import UserError
+from bishop_ray.home import write_whole
 from bishop_ray.models import model_class, not_installed
 from bishop_ray.tuning.budget import REFIT, Budget
 from bishop_ray.tuning.chronicle import open_search_tracker, open_tracker, start_over
 from bishop_ray.tuning.cluster import slot_kind
 from bishop_ray.tuning.facts import AUTOML, IDENTITY
 from bishop_ray.tuning.judge import judge, why_not
-from bishop_ray.tuning.outcome import end_runs, keep_outcome, kept_outcome, write_whole
+from bishop_ray.tuning.outcome import end_runs, keep_outcome, kept_outcome
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
 from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race

@@ -25,13 +25,13 @@ class Budget:
         self.began = time.time()
         # For predictions of the test rows, the ensemble and a registered version per model.
         self._kept = min(20.0 + 2.5 * models, (deadline - self.began) / 4) if deadline else 0.0
+        self._earliest = min(deadline - self._kept, (self.began + deadline) / 2)
         self._refit = refit
 
     @property
     def ends(self) -> float:
         """When trials shall have ended; half of the time at least is theirs."""
-        half = (self.deadline - self.began) / 2
-        return self.deadline - min(self._kept + self._refit(), max(self._kept, half))
+        return max(self._earliest, self.deadline - self._kept - self._refit())
 
     def limit(self, race: Race, waiting: int, slots: int) -> float:
         """Seconds for the next trial: an equal share of the time left for those that wait; defaults share a half."""
@@ -48,7 +48,9 @@ class Budget:
 
     def over(self) -> bool:
         """Whether whatever runs must be stopped: trials end by themselves before, unless one epoch takes too long."""
-        return bool(self.deadline) and time.time() >= self.ends + min(5.0, self._kept / 4)
+        if not self.deadline or time.time() < self._earliest:  # asked at every step: no study is read before its time
+            return False
+        return time.time() >= self.ends + min(5.0, self._kept / 4)
 
     def allows(self, seconds: float) -> bool:
         """Whether that much time is left before what is kept for the end."""

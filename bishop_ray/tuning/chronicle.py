@@ -176,6 +176,7 @@ def finish(
         parent_run=run_id,
         champion=model.champion,
         trained_on=trained_on(config),
+        size_bytes=model.size_bytes,
         **asdict(final.costs),
     )
     tracker.log_final(

@@ -1,11 +1,9 @@
-"""What a predictor costs: how large it is, and how long it takes to predict."""
+"""What a predictor costs: how long it takes to fit and to predict."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +22,10 @@ class Costs:
     Attributes:
         fit_seconds: Its training took.
         predict_ms: Milliseconds per 1,000 rows, from a raw table to outputs, in this process.
-        size_bytes: Its files.
     """
 
     fit_seconds: float
     predict_ms: float
-    size_bytes: int
 
 
 def measure(predictor: Predictor, frame: pd.DataFrame) -> tuple[NDArray[Any], Costs]:
@@ -41,15 +37,4 @@ def measure(predictor: Predictor, frame: pd.DataFrame) -> tuple[NDArray[Any], Co
     output = predictor.output(timed)[: len(frame)]
     seconds = time.perf_counter() - began
     fit = float(predictor.info.get("fit_seconds", 0.0))
-    return output, Costs(fit, 1000 * seconds * ROWS / max(1, len(timed)), size_of(predictor))
-
-
-def size_of(predictor: Predictor) -> int:
-    """Bytes of the predictor's files."""
-    with tempfile.TemporaryDirectory(prefix="bishop-size-") as scratch:
-        return folder_bytes(predictor.save(Path(scratch) / "predictor"))
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return output, Costs(fit, 1000 * seconds * ROWS / max(1, len(timed)))

@@ -14,6 +14,7 @@ import pandas as pd
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
+from bishop_ray.home import write_whole
 from bishop_ray.tuning.contenders import Problem
 from bishop_ray.tuning.prepare import Prepared
 
@@ -73,9 +74,7 @@ def save_problem(
         "experiment": whole.ref.experiment,
         "data_key": f"{prepared.fingerprint} {whole.split}",
     }
-    part = folder / (FACTS + ".part")
-    part.write_text(json.dumps(facts, indent=1), "utf-8")
-    part.replace(folder / FACTS)
+    write_whole(folder / FACTS, json.dumps(facts, indent=1))
 
 
 def load_facts(folder: Path) -> SearchFacts:

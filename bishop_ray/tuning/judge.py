@@ -207,6 +207,7 @@ def _register(
         parent_run=run_id,
         champion=model.champion,
         trained_on=entry.trained_on,
+        size_bytes=model.size_bytes,
         **asdict(costs),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
+from bishop_ray.home import write_whole
 from bishop_ray.tracking import SPOOL, settle
 from bishop_ray.tuning.facts import IDENTITY
 from bishop_ray.tuning.store import OpenStudy
@@ -72,10 +73,3 @@ def end_runs(whole: StudyConfig, folder: Path, identity: str, status: str, reaso
 
 def _done(opened: Mapping[str, OpenStudy]) -> int:
     return sum(count_states(o.study).total() for o in opened.values())
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file; a reader sees the old one or the whole new one."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, "utf-8")
-    part.replace(path)

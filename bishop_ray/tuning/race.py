@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bishop_ray.home import write_whole
+
 KEEP = 2
 """Models that are never dropped: the best one and its challenger."""
 
@@ -138,10 +140,7 @@ class Race:
         self._survivors.append([name for name in self.names if name in going_on])
         self._on_round(self.round, self.survivors)
         if self._record is not None:
-            self._record.parent.mkdir(parents=True, exist_ok=True)
-            part = self._record.with_suffix(".part")
-            part.write_text(json.dumps(self._survivors[1:]), "utf-8")
-            part.replace(self._record)
+            write_whole(self._record, json.dumps(self._survivors[1:]))
 
 
 def _quota(number: int) -> int:

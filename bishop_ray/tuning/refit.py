@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,4 +42,7 @@ def refit_winner(
     folder = Path(settings.folder) / "refit" / f"{number:04d}-seed-{seed}"
     mine = replace(settings, data=ray.put(data), seed=seed)
     task = ray.remote(refit).options(num_cpus=settings.resources.cpus, num_gpus=settings.resources.gpus)
-    return Predictor.load(ray.get(task.remote(mine, params, int(found.info["rounds"]), str(folder))))
+    try:
+        return Predictor.load(ray.get(task.remote(mine, params, int(found.info["rounds"]), str(folder))))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # registered from memory

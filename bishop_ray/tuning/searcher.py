@@ -108,6 +108,8 @@ class RaceSearcher(Searcher):
     def suggest(self, trial_id: str) -> Any:
         """The next configuration ``{"model", "number", "params", "ends"}``, None to be asked again, or FINISHED."""
         running = Counter(self._live.values())
+        if all(sum(running[name] for name in race.names) >= self._slots[kind] for kind, race in self._races.items()):
+            return None  # Tune asks again at every step: no study is read for that
         standings = [asker.standing(name, running[name]) for name, asker in self._askers.items()]
         full = sum(s.started for s in standings) >= self._total
         busy = False
