@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,13 @@ import pytest
 
 SHARED = Path(os.environ.get("BISHOP_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 """Data and the mirror, beside the clone; not part of the repository."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """Ctrl-C works in tests, also under nohup or in the background of a script, where it starts out ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -294,6 +294,7 @@ def test_models_without_a_trained_trial_are_named_with_the_reason(
     assert same == skipped, "also the second time"
 
 
+@pytest.mark.slow
 def test_nothing_left_to_try_is_an_end(ray_here: Cluster, tmp_path: Path) -> None:
     fixed = tmp_path / "fixed.yaml"
     fixed.write_text("# one point\nmodel: {max_depth: 2}\n")
@@ -305,6 +306,7 @@ def test_nothing_left_to_try_is_an_end(ray_here: Cluster, tmp_path: Path) -> Non
     assert all(r.reused for r in again)
 
 
+@pytest.mark.slow
 def test_no_score_at_all_is_a_failure_and_the_test_split_stays_closed(ray_here: Cluster, tmp_path: Path) -> None:
     wild = tmp_path / "wild.yaml"
     wild.write_text("# diverges\ntrain: {lr: {float: [1.0e+29, 1.0e+30]}}\n")

@@ -96,6 +96,7 @@ def test_from_file_to_prediction_in_another_folder(table: Path, tmp_path: Path) 
     assert "RUNNING" not in set(runs["status"])
 
 
+@pytest.mark.slow
 def test_interrupted_command_goes_on(table: Path, tmp_path: Path) -> None:
     flags = [
         "--table",
@@ -338,6 +339,7 @@ def test_unreachable_openml_with_a_cold_cache(tmp_path: Path, monkeypatch: pytes
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow
 def test_suite_on_the_mirror(mirror: str, tmp_path: Path, openml_cache: Path) -> None:
     flags = ["--task", "361093", "361288", "--openml-server", mirror, "--max-rows", "300", *TINY]
     result = run(*flags, "--trials", "1", "--max-epochs", "2", "--eval-seeds", "1")
