@@ -17,8 +17,8 @@ ORDER = [
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/sources.py",),
-    "torch": ("bishop_ray/models/", "bishop_ray/training/", "bishop_ray/predictor/"),
-    "entmax": ("bishop_ray/models/bishop/",),
+    "torch": ("bishop_ray/models/", "bishop_ray/training/", "bishop_ray/predictor/", "jobs/bench/"),
+    "entmax": ("bishop_ray/models/bishop/", "jobs/bench/entmax.py"),
     "xgboost": ("bishop_ray/models/xgboost.py", "jobs/bench/"),
     "lightgbm": ("bishop_ray/models/lightgbm.py", "jobs/bench/wrappers.py"),
     "catboost": ("bishop_ray/models/catboost.py", "jobs/bench/wrappers.py"),

@@ -9,11 +9,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -120,6 +122,8 @@ class RawDataset:
 
     def fingerprint(self) -> str:
         """A short hash of names, values and target: two datasets with one fingerprint give the same study."""
+        import pandas as pd
+
         digest = hashlib.sha256()
         digest.update(repr((list(self.frame.columns), self.target.name, self.task, self.categorical)).encode())
         for column in (*(self.frame[name] for name in self.frame.columns), self.target):
