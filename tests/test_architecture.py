@@ -45,7 +45,12 @@ HOMES = {
     ),
     "scipy": ("bishop_ray/data/numbers.py", "bishop_ray/models/"),
     "safetensors": ("bishop_ray/training/checkpoint.py", "bishop_ray/predictor/", "bishop_ray/models/"),
-    "ray": ("bishop_ray/training/worker.py", "bishop_ray/training/groups.py", "bishop_ray/tuning/"),
+    "ray": (
+        "bishop_ray/training/worker.py",
+        "bishop_ray/training/groups.py",
+        "bishop_ray/tuning/",
+        "jobs/bench/memory.py",
+    ),
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
     "mlflow": ("bishop_ray/tracking/",),
     "argparse": (

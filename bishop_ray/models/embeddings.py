@@ -30,10 +30,15 @@ def quantile_edges(values: NDArray[np.floating], n_bins: int) -> NDArray[np.floa
     """
     if len(values) == 0:
         raise ValueError("quantile edges need at least one training row; found none")
-    if not np.isfinite(values).all():
-        raise ValueError("quantile edges need finite numbers; found NaN or infinity")
-    edges = np.quantile(values.astype(np.float64), np.linspace(0.0, 1.0, n_bins + 1), axis=0)
-    return np.ascontiguousarray(np.maximum.accumulate(edges, axis=0).T)
+    shares = np.linspace(0.0, 1.0, n_bins + 1)
+    edges = np.empty((values.shape[1], n_bins + 1))
+    # By column: the table may be as large as memory, a float64 copy of it twice that.
+    for index in range(values.shape[1]):
+        column = values[:, index].astype(np.float64)
+        if not np.isfinite(column).all():
+            raise ValueError("quantile edges need finite numbers; found NaN or infinity")
+        edges[index] = np.maximum.accumulate(np.quantile(column, shares, overwrite_input=True))
+    return edges
 
 
 class PiecewiseLinear(nn.Module):

@@ -1,4 +1,8 @@
-"""Training of models that train themselves: chunks of rounds are reported and scored as epochs are."""
+"""Training of models that train themselves: chunks of rounds are reported and scored as epochs are.
+
+The tables are read where they lie; what a library makes of them (binned data, joined matrices of numbers and codes) is
+its own, one per trial, and not shared between trials.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,35 +27,13 @@ from bishop_ray.training.checkpoint import Saver, has_state, load_state
 from bishop_ray.training.metrics import check_metric, evaluate
 from bishop_ray.training.progress import EpochResult, FitResult, Progress
 from bishop_ray.training.ranks import Ranks
+from bishop_ray.training.resident import Resident, best_device
 from bishop_ray.training.steps import Stepper, find_non_finite, learning_rate
 
 __all__ = ["EpochResult", "FitResult", "best_device", "fit_network"]
 
 EVAL_ROWS = 1024
 """Rows of one forward pass without gradients; the default of `Network.predict`."""
-
-
-def best_device() -> torch.device:
-    """The current CUDA device where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-class _Data:
-    """A table on the device, whole."""
-
-    def __init__(self, table: Table, y_type: torch.dtype, device: torch.device) -> None:
-        self.x_num = torch.tensor(table.x_num, dtype=torch.float32, device=device)
-        self.x_cat = torch.tensor(table.x_cat, dtype=torch.int64, device=device)
-        self.y = torch.tensor(table.y, dtype=y_type, device=device)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def chunks(self, rows: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features of `rows` in pieces of `EVAL_ROWS`; one empty piece when there are no rows."""
-        for start in range(rows.start, max(rows.stop, rows.start + 1), EVAL_ROWS):
-            piece = slice(start, min(start + EVAL_ROWS, rows.stop))
-            yield self.x_num[piece], self.x_cat[piece]
 
 
 def fit_network(
@@ -132,7 +110,7 @@ class _Fit:
         self.network, self.config, self.scale = network.to(device), config, scale
         self.ranks = Ranks(device)
         y_type = torch.int64 if network.spec.task.is_classification else torch.float32
-        self.train, self.val, self.y_val = _Data(train, y_type, device), _Data(val, y_type, device), val.y
+        self.train, self.val, self.y_val = Resident(train, y_type, device), Resident(val, y_type, device), val.y
         self.stepper = Stepper(network, config, self.ranks)
         self.scheduler = ReduceLROnPlateau(
             self.stepper.optimizer,
@@ -200,7 +178,8 @@ class _Fit:
         for batch in batches:
             mine = batch[self.ranks.share(len(batch))]
             if len(mine):  # a small last batch may leave this rank without rows
-                loss = self._loss(network(self.train.x_num[mine], self.train.x_cat[mine]), self.train.y[mine])
+                x_num, x_cat, y = self.train.take(mine)
+                loss = self._loss(network(x_num, x_cat), y)
                 loss = loss * (len(mine) / len(batch))
                 loss.backward()  # type: ignore[no-untyped-call]
                 total.add_(loss.detach(), alpha=len(batch))
@@ -208,7 +187,7 @@ class _Fit:
         self.ranks.sum(total)
         mean = float(total) / rows
         if self.stepper.failed() or not math.isfinite(mean):
-            seen = ((self.train.x_num[batch], self.train.x_cat[batch]) for batch in batches)
+            seen = (self.train.take(batch)[:2] for batch in batches)
             where = find_non_finite(network, seen) or f"gradient of {self.stepper.bad_gradient()!r}"
             raise TrainingFailed(f"epoch {number}: non-finite {where} (training loss {mean:g})")
         self.ranks.copy(list(network.buffers()))
@@ -225,7 +204,7 @@ class _Fit:
         """Loss and score of all validation rows, the same on every rank."""
         network, spec = self.network.eval(), self.network.spec
         share = self.ranks.share(len(self.val))
-        own = torch.cat([network(*piece).float() for piece in self.val.chunks(share)])
+        own = torch.cat([network(*piece).float() for piece in self.val.chunks(share, EVAL_ROWS)])
         out = self.ranks.gather(own, len(self.val))  # (R, K)
         wide = out.double()
         if spec.task.is_classification:
@@ -233,7 +212,7 @@ class _Fit:
         else:
             loss = F.mse_loss(wide[:, 0], self.val.y.double())
         if not math.isfinite(loss):
-            where = find_non_finite(network, self.val.chunks(slice(0, len(self.val)))) or "output"
+            where = find_non_finite(network, self.val.chunks(slice(0, len(self.val)), EVAL_ROWS)) or "output"
             raise TrainingFailed(f"epoch {number}: non-finite {where} in validation (loss {float(loss):g})")
         prediction = (out.softmax(-1) if spec.task.is_classification else out).cpu().numpy()
         scale = 1.0 if spec.task.is_classification else self.scale

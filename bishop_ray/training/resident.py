@@ -1,0 +1,60 @@
+"""A table where the network is: shared memory on the CPU, one copy on a CUDA device.
+
+Letters: R rows, N numerical and C categorical columns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bishop_ray.data.table import Table
+
+
+def best_device() -> torch.device:
+    """The current CUDA device where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Resident:
+    """A table as tensors on the device, whole, from which batches are gathered.
+
+    On the CPU the tensors are the table's own memory, so that trials of one node that take it from Ray's object store
+    have it once between them. That memory is read-only: nothing may write to these tensors or to views of them.
+
+    Attributes:
+        x_num: (R, N) float32.
+        x_cat: (R, C) int64.
+        y: (R,) of the type asked for.
+    """
+
+    def __init__(self, table: Table, y_type: torch.dtype, device: torch.device) -> None:
+        self.x_num = _shared(table.x_num, torch.float32).to(device)
+        self.x_cat = _shared(table.x_cat, torch.int64).to(device)
+        self.y = _shared(table.y, y_type).to(device)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Copies of the rows of `index` (B,) int64: (B, N), (B, C), (B,)."""
+        return self.x_num.index_select(0, index), self.x_cat.index_select(0, index), self.y.index_select(0, index)
+
+    def chunks(self, rows: slice, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features of `rows` in pieces of at most `size`, as views; one empty piece when there are no rows."""
+        for start in range(rows.start, max(rows.stop, rows.start + 1), size):
+            piece = slice(start, min(start + size, rows.stop))
+            yield self.x_num[piece], self.x_cat[piece]
+
+
+def _shared(values: NDArray[np.generic], kind: torch.dtype) -> Tensor:
+    """A tensor over the memory of `values`; a copy only where type or layout must change."""
+    with warnings.catch_warnings():
+        # Arrays of Ray's object store are read-only, which PyTorch cannot express; see `Resident`.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.ascontiguousarray(values)).to(kind)
