@@ -16,12 +16,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from bishop_ray import cli
 from bishop_ray.errors import UserError
@@ -155,6 +158,41 @@ def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def ratio(slow: float | None, fast: float | None) -> float | None:
     """How many times `fast` fits into `slow`; None where one side was not measured."""
     return None if slow is None or not fast else slow / fast
+
+
+def peak_memory(
+    step: Callable[[], object], network: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> tuple[int, int]:
+    """Bytes at the worst moment of a training step that has been done before, and what of it is not held for good.
+
+    The first number counts weights, buffers and the optimizer's moments; the second does not: it is activations,
+    gradients and scratch memory that PyTorch allocates. On the CPU it is the sum over the profiler's records of
+    allocations, so that libraries' own scratch memory is missing; on CUDA the caching allocator's peak.
+    """
+    for_good = _bytes([*network.parameters(), *network.buffers(), *_moments(optimizer)])
+    optimizer.zero_grad(set_to_none=True)  # the profiler does not know the size of what it has not seen allocated
+    if device.type == "cuda":
+        synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        synchronize(device)
+        rise = torch.cuda.max_memory_allocated(device) - before
+    else:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            step()
+        events: Any = recorded.profiler.kineto_results.events()
+        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        rise = max(accumulate(change for _, change in changes))
+    return for_good + rise, rise
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def publish(rows: Sequence[Row], args: argparse.Namespace, device: torch.device) -> None:
