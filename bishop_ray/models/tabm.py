@@ -132,8 +132,10 @@ class _Levels(nn.Module):
 
 def _embeddings(n_num: int, n_bins: int, width: int) -> PiecewiseLinearEmbeddings:
     """Embeddings of the final sizes, with bins that `observe` replaces."""
-    edges = torch.linspace(-1.0, 1.0, n_bins + 1)
-    embeddings = PiecewiseLinearEmbeddings([edges] * n_num, width, activation=False, version="B")
+    # The package looks at the bins' values, which a network on the meta device would not have.
+    with torch.device("cpu"):
+        edges = torch.linspace(-1.0, 1.0, n_bins + 1)
+        embeddings = PiecewiseLinearEmbeddings([edges] * n_num, width, activation=False, version="B")
     embeddings.impl.register_buffer("single_bin_mask", torch.zeros(n_num, dtype=torch.bool))
     for parameter in embeddings.linear0.parameters():
         parameter.no_weight_decay = True

@@ -1,0 +1,112 @@
+"""What a training step costs, predicted from shapes: matrix products and memory, before anything is allocated.
+
+The network is built on PyTorch's meta device, whose tensors have shapes but no values, and one step is run there:
+forward, loss, backward, followed by ``models/tracing.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from bishop_ray.data.table import TableSpec
+from bishop_ray.models import create_model
+from bishop_ray.models.base import Network
+from bishop_ray.models.tracing import Kernels, Trace
+
+PRECISIONS = ("fp32", "bf16")
+"""Names that `training_cost` knows."""
+
+_ADAM_STEP = 4
+"""Bytes of the step count that Adam keeps per parameter."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one training step.
+
+    Attributes:
+        flops: Floating-point operations of the matrix products, forward and backward; a multiply-add counts as 2.
+        memory: Peak bytes on the device: weights, gradients, Adam's moments, what autograd keeps, what lives for a
+            moment; without the table.
+        parameters: Trained numbers.
+    """
+
+    flops: int
+    memory: int
+    parameters: int
+
+
+def training_cost(
+    model: str, spec: TableSpec, hparams: Mapping[str, Any], batch_size: int, precision: str = "fp32"
+) -> Cost:
+    """The cost of a training step of `batch_size` rows, the same for the same arguments (and cached).
+
+    Args:
+        model: Registry name of a network.
+        spec: The table.
+        hparams: Arguments of its constructor; those not given have their defaults.
+        batch_size: Rows that pass through the network at once: a micro-batch where gradients are accumulated.
+        precision: "fp32", or "bf16" for autocast with weights in fp32.
+
+    Raises:
+        ValueError: Not a network, no rows, an unknown precision, or hyperparameters the network refuses.
+        UnknownName: No such model.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be >= 1; found {batch_size}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; found {precision!r}")
+    return _training_cost(model, spec, tuple(sorted(hparams.items())), batch_size, precision)
+
+
+def memory(model: str, spec: TableSpec, hparams: Mapping[str, Any], batch_size: int, *, precision: str = "fp32") -> int:
+    """Peak bytes of a training step; see `training_cost`."""
+    return training_cost(model, spec, hparams, batch_size, precision).memory
+
+
+def flops(model: str, spec: TableSpec, hparams: Mapping[str, Any], batch_size: int) -> int:
+    """Floating-point operations of a training step; see `training_cost`."""
+    return training_cost(model, spec, hparams, batch_size).flops
+
+
+@lru_cache(maxsize=4096)
+def _training_cost(
+    model: str, spec: TableSpec, hparams: tuple[tuple[str, Any], ...], batch_size: int, precision: str
+) -> Cost:
+    # A part of a network that is built on the CPU all the same draws numbers, which must not shift anybody's seed.
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        network = create_model(model, spec, dict(hparams))
+    if not isinstance(network, Network):
+        raise ValueError(f"only networks have a predicted cost; found {model!r}, which trains itself")
+    trace = _trace_step(network.to("meta").train(), batch_size, precision == "bf16")
+    sizes = [p.numel() * p.element_size() for p in network.parameters() if p.requires_grad]
+    # The update needs all gradients and little else; before it, activations usually take more.
+    peak = max(trace.peak, trace.at_start + sum(sizes))
+    moments = 2 * sum(sizes) + _ADAM_STEP * len(sizes)
+    return Cost(trace.flops, peak + moments, sum(p.numel() for p in network.parameters()))
+
+
+def _trace_step(network: Network, rows: int, bf16: bool) -> Trace:
+    """Forward, loss and backward of a batch of `rows` rows; gradients stay, as before an update."""
+    spec, trace, kernels = network.spec, Trace(), Kernels()
+    for tensor in [*network.parameters(), *network.buffers()]:
+        trace.note(tensor)
+    with torch.enable_grad(), trace, kernels:
+        x_num, x_cat = torch.empty(rows, spec.n_num), torch.empty(rows, spec.n_cat, dtype=torch.int64)
+        y = torch.empty(rows, dtype=torch.int64 if spec.task.is_classification else torch.float32)
+        kernels.bf16 = bf16
+        out = network(x_num, x_cat).float()
+        kernels.bf16 = False
+        loss = network.loss(out, y)
+        penalty = network.penalty()
+        if penalty is not None:
+            loss = loss + penalty
+        # A network may compute a part of its forward pass again; `loss.backward()` would hide that from `kernels`.
+        kernels.bf16 = bf16
+        torch.autograd.backward(loss)
+    return trace
