@@ -12,6 +12,7 @@ from typing import Any
 
 import optuna
 from optuna.trial import TrialState
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from bishop_ray.config import StudyConfig
@@ -73,6 +74,20 @@ class PerModel(FIFOScheduler):
 
     def _of(self, trial: Any) -> TrialScheduler:
         return self._schedulers[trial.config["model"]]
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """The first waiting trial whose process is not starting yet: a process that became free goes to it.
+
+        Tune's own choice, the first waiting trial, would take the free process and drop the one that starts: with
+        trials shorter than the start of a process, further slots would never come into use. Tune also lets one trial
+        wait at a time; meant are those that wait for resources, so that processes start side by side.
+        """
+        waiting = [trial for trial in tune_controller.get_trials() if trial.status == Trial.PENDING]
+        controller = tune_controller._tune_controller  # its wrapper warns of what schedulers seldom need
+        processes, manager = controller._trial_to_actor, controller._actor_manager
+        starting = [t for t in waiting if t in processes and manager.is_actor_started(processes[t])]
+        controller.update_max_pending_trials(len(starting) + 1)
+        return next((trial for trial in waiting if trial not in starting), None)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """A trial joins its model's bracket."""

@@ -1,12 +1,16 @@
 """What a search costs: its throughput against plain Optuna and XGBoost with the same points, slots and threads.
 
     python jobs/bench/search.py [--rows 40000] [--trials 16] [--repeats 3]
+    python jobs/bench/search.py --fake-trials 200 [--seconds 5]
 
 Ours: a study of this project with Ray Tune, the Optuna journal on disk, MLflow (SQLite) and a saved model per trial; no
 trial is stopped early. Plain: an in-memory Optuna study that trains the same points by XGBoost's own interface in as
 many threads (XGBoost releases Python's lock), with early stopping on the same rows; nothing is stored. They alternate
 in one process; throughput is trials per second from the first trial's start to the last one's end. CPU time over wall
 time of a trial says whether it keeps to its threads.
+
+With ``--fake-trials`` trials only sleep, and the search's wall time is compared with the ideal: trials x seconds /
+slots. Everything else is the product: Tune with ASHA, TPE, the journal, MLflow on SQLite, a saved model per trial.
 """
 
 from __future__ import annotations
@@ -140,11 +144,17 @@ def main() -> int:
     parser.add_argument("--rows", type=cli.positive_int, default=40_000, help="rows of the table (40000)")
     parser.add_argument("--trials", type=cli.positive_int, default=16, help="trials of a search (16)")
     parser.add_argument("--repeats", type=cli.positive_int, default=3, help="searches of each side (3)")
+    parser.add_argument("--fake-trials", type=cli.positive_int, help="trials that only sleep, instead of all this")
+    parser.add_argument("--seconds", type=cli.positive_float, default=5.0, help="sleep of a fake trial (5)")
     args = parser.parse_args()
     from importlib.metadata import version
 
     from bishop_ray.tuning.cluster import connect
 
+    if args.fake_trials:
+        import sleeper
+
+        sleeper.prepare_ray()
     versions: list[Any] = [f"{name} {version(name)}" for name in ("ray", "optuna", "mlflow", "xgboost")]
     print(", ".join([processor(), f"{os.cpu_count()} CPUs", f"Python {platform.python_version()}", *versions]))
     slots = int(connect().cpus)
@@ -152,7 +162,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         table = folder / "table.parquet"
-        make_table(table, args.rows)
+        make_table(table, 1000 if args.fake_trials else args.rows)
+        if args.fake_trials:
+            import slots as filling
+
+            filling.measure(folder, table, args.fake_trials, args.seconds, slots)
+            return 0
         for seed in range(args.repeats):
             config = study(folder, table, args.trials, slots, seed)
             seconds, points = ours(config)
