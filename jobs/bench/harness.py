@@ -179,6 +179,7 @@ def peak_memory(
         synchronize(device)
         rise = torch.cuda.max_memory_allocated(device) - before
     else:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes lines of its own
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             step()
         events: Any = recorded.profiler.kineto_results.events()
