@@ -38,11 +38,13 @@ $(VENV)/.ready: requirements.lock pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-# Versions only: no hashes and no "+cpu", so that a GPU machine takes its CUDA build of torch from the same file.
+# Versions only: no hashes and no "+cpu", so that a GPU machine takes its CUDA build of torch from the same file. Triton is
+# the release which that build of torch asks for, so that the file fits both; tests without a GPU use its interpreter.
 lock:
 	rm -rf .lock && $(PYTHON) -m venv .lock
-	.lock/bin/python -m pip install --quiet "torch==2.13.0" -e ".[dev,all]"
-	.lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v -i '^nvidia-\|^triton' > requirements.lock
+	.lock/bin/python -m pip install --quiet "torch==2.13.0" "triton==3.7.1" -e ".[dev,all]"
+	.lock/bin/python -m pip freeze --exclude-editable | grep -v -i '^nvidia-\|^cuda-' \
+	  | sed -e 's/+cpu$$//' -e 's/^triton==.*/& ; sys_platform == "linux"/' > requirements.lock
 	rm -rf .lock
 
 clean:
