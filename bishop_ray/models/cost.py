@@ -106,7 +106,6 @@ def _trace_step(network: Network, rows: int, bf16: bool) -> Trace:
         penalty = network.penalty()
         if penalty is not None:
             loss = loss + penalty
-        # A network may compute a part of its forward pass again; `loss.backward()` would hide that from `kernels`.
-        kernels.bf16 = bf16
+        kernels.bf16 = bf16  # a network may compute a part of its forward pass again
         torch.autograd.backward(loss)
     return trace

@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from bishop_ray.data.table import TableSpec
 from bishop_ray.models.base import Network, NumericKind
 from bishop_ray.models.embeddings import CategoryEmbedding
+from bishop_ray.models.tracing import recomputed
 
 _WEIGHTS = 1 << 24
 """Attention weights of one layer at a time: rows of a wide table pass in pieces, computed again for their gradients."""
@@ -84,7 +84,7 @@ class T2GFormer(Network):
         pieces = zip(torch.split(x_num, step), torch.split(x_cat, step), strict=True)
         if len(x_num) <= step or not torch.is_grad_enabled():
             return torch.cat([self._forward(*piece) for piece in pieces])
-        return torch.cat([checkpoint(self._forward, *piece, use_reentrant=False) for piece in pieces])
+        return torch.cat([recomputed(self._forward, *piece) for piece in pieces])
 
     def _forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
         x = self.tokens(x_num, x_cat)  # (B, F, D)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 
@@ -187,3 +189,30 @@ def _lower(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dtype is torch.float32:
         return value.to(torch.bfloat16)
     return type(value)(map(_lower, value)) if isinstance(value, tuple | list) else value
+
+
+def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    """``function(*args)``, of which autograd keeps the arguments alone: it is computed again for the gradients.
+
+    ``torch.utils.checkpoint``, also while `Kernels` is on: a function mode is off in the backward pass otherwise.
+    """
+    out: Tensor = checkpoint(function, *args, use_reentrant=False, context_fn=_same_modes)
+    return out
+
+
+def _same_modes() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return nullcontext(), _Again(modes)
+
+
+class _Again(ExitStack):
+    """Enters modes at its own entry."""
+
+    def __init__(self, modes: list[TorchFunctionMode]) -> None:
+        super().__init__()
+        self._modes = modes
+
+    def __enter__(self) -> _Again:
+        for mode in self._modes:
+            self.enter_context(mode)
+        return self
