@@ -49,12 +49,15 @@ part() {
   tail -n 25 "$out/$name.log"
 }
 
-part entmax 60 entmax.py --inner 20
-part entmax_bf16 40 entmax.py --inner 20 --dtype bfloat16
-part step 110 step.py "${reference[@]}" --batch 32 256 --modes eager graph
+part entmax 50 entmax.py --inner 20
+part step_32 70 step.py "${reference[@]}" --batch 32 --modes eager graph
+part step_256 70 step.py "${reference[@]}" --batch 256 --modes eager graph
+part entmax_bf16 30 entmax.py --inner 20 --dtype bfloat16
 part inference 40 inference.py "${reference[@]}" --repeats 100
-# Compiling takes long and says least, so it comes last, for the fastest settings only.
-part step_compile 150 step.py --batch 32 256 --precision bf16 --shared-start on --modes compile compile+graph
+# Compiling takes longest and says least, so it comes last, for the fastest settings only.
+compiled=(--precision bf16 --shared-start on --modes compile compile+graph)
+part step_compiled_32 90 step.py --batch 32 "${compiled[@]}"
+part step_compiled_256 90 step.py --batch 256 "${compiled[@]}"
 
 echo "files in $out, $((SECONDS - began)) s"
 exit "$failed"
