@@ -158,6 +158,10 @@ def _search_flags(parser: argparse.ArgumentParser) -> None:
         "--eval-seeds", type=positive_int, metavar="N", help="trainings of the winner for the test score (3)"
     )
     group.add_argument(
+        "--precision", choices=("auto", "fp32", "bf16"), default="auto",
+        help="of networks in training; auto: bf16 where the processor has it and it is faster",
+    )  # fmt: skip
+    group.add_argument(
         "--refit", action="store_true", help="register the winner trained on train and validation rows together"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray.data.suites import DatasetRef
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 NO_LIMIT = 100_000
 """Trials of a study that only a time budget ends."""
+
+PRECISIONS = ("auto", "fp32", "bf16")
 
 Params = dict[str, Any]
 """Hyperparameters by section and name: ``{"model": {...}, "train": {...}}``."""
@@ -35,6 +37,9 @@ class TrainConfig:
         plateau_eps: Smallest change of the learning rate that is applied.
         metric: The selection metric, a name of ``training/metrics.py``.
         seed: Seed of initialisation, row order and dropout.
+        precision: Of the forward pass in training and validation: "fp32", "bf16", or "auto", which is "bf16" where the
+            device has it and it is faster (``training/precision.py``). Weights, losses and later predictions are
+            float32 in any case.
     """
 
     max_epochs: int = 200
@@ -49,6 +54,7 @@ class TrainConfig:
     plateau_eps: float = 1e-6
     metric: str = "accuracy"
     seed: int = 0
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_epochs", "patience", "batch_size"):
@@ -63,6 +69,8 @@ class TrainConfig:
             raise ValueError(f"plateau_factor must lie between 0 and 1; found {self.plateau_factor}")
         if self.optimizer not in ("adam", "adamw"):
             raise ValueError(f"optimizer must be 'adam' or 'adamw'; found {self.optimizer!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; found {self.precision!r}")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -72,11 +80,20 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one trial gets: CPUs and GPUs per worker, and the number of workers (layout: Ray Train when >= 2)."""
+    """What one trial gets.
+
+    Attributes:
+        cpus: CPUs per worker.
+        gpus: GPUs per worker.
+        workers: Number of workers (layout: Ray Train when >= 2).
+        packed: `gpus` is the least: a trial asks for the share of a GPU, or of a node's memory, that it is predicted to
+            need. Without it, every trial of a study asks for the same.
+    """
 
     cpus: float = 1.0
     gpus: float = 0.0
     workers: int = 1
+    packed: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -128,6 +145,7 @@ class StudyConfig:
         time_budget: Seconds for the whole command, 0 for no limit; kept as a fact of the run.
         fresh: Start over although the study exists.
         refit: Train the winner on train and validation rows before it is registered.
+        precision: See `TrainConfig`.
     """
 
     ref: DatasetRef
@@ -149,6 +167,7 @@ class StudyConfig:
     time_budget: float = 0.0
     fresh: bool = False
     refit: bool = False
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         for name, flag in (("trials", "--trials"), ("max_epochs", "--max-epochs"), ("eval_seeds", "--eval-seeds")):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import make_table
-from training_fakes import CONFIG, Mlp, Poisoned, spec_of, table
+from training_fakes import CONFIG, Cramped, Mlp, Poisoned, spec_of, table
 
 from bishop_ray.config import Resources
 from bishop_ray.data import Preprocessor, split_dataset
@@ -46,6 +46,7 @@ JOBS = (
     (2, "regression", ""),
     (2, "binary", "stop"),
     (2, "binary", "poison"),
+    (2, "binary", "memory"),
     (2, "multiclass", "bishop"),
     (2, "regression", "bishop"),
 )
@@ -66,6 +67,8 @@ def train_one(rank: int, task: TaskType, mode: str, folder: Path) -> tuple:
     config = replace(CONFIG, max_epochs=2, metric="auc" if task.is_classification else "r2")
     if mode == "poison":
         network = Poisoned(spec_of(task), "gradient")
+    elif mode == "memory":
+        network = Cramped(spec_of(task), most=5 if rank else 100)
     elif mode == "bishop":
         network, config = BiSHop(spec_of(task), **SMALL), replace(config, max_epochs=1, lr=1e-3)
     told: list[EpochResult] = []
@@ -121,6 +124,16 @@ def test_several_processes_do_what_one_does(together, tmp_path, task, size):
     for one, more in zip(told_alone, ranks[0][1], strict=True):
         assert one.metrics() == pytest.approx(more.metrics(), rel=1e-5)
     assert has_state(together / task.value)
+
+
+def test_a_process_short_of_memory_halves_its_passes_alone(together, tmp_path):
+    alone, told_alone, _ = train_one(0, TaskType.BINARY, "memory", tmp_path)
+    ranks = results(together, TaskType.BINARY, "memory")
+    assert ranks[0][1] == ranks[1][1], "the ranks were told different numbers"
+    assert [told.diagnostics.get("micro_batch") for told in ranks[0][1]] == [4, 4]
+    assert not any("micro_batch" in told.diagnostics for told in told_alone)
+    for weights, _, _ in ranks:
+        assert largest_difference(weights, alone) <= 1e-5
 
 
 @pytest.mark.parametrize("task", [TaskType.MULTICLASS, TaskType.REGRESSION])

@@ -202,6 +202,7 @@ def test_flatten_and_back() -> None:
         ("model: {decoder: true}\nfirst: [{model: {decoder: 1}}]", ["first[0]", "decoder", "constant", "1"]),
         ("model: {d_model: {choice: [8]}}\nfirst: [{train: {max_epochs: 3}}]", ["train.max_epochs", "--max-epochs"]),
         ("train: {max_epochs: {int: [3, 9]}}", ["train.max_epochs", "--max-epochs"]),
+        ("train: {precision: {choice: [fp32, bf16]}}", ["train.precision", "--precision"]),
         ("train: {metric: auc}", ["train.metric", "--metric"]),
         ("train: {seed: 1}", ["train.seed", "--seed"]),
         ("model: {\0: 1}", ["YAML"]),
@@ -268,7 +269,9 @@ def test_unusual_but_right(tmp_path: Path) -> None:
 def test_every_argument_of_the_code_may_be_set_to_its_default(section: str, tmp_path: Path) -> None:
     defaults = BiSHop.__init__.__kwdefaults__
     if section == "train":
-        defaults = {k: v for k, v in asdict(TrainConfig()).items() if k not in ("max_epochs", "metric", "seed")}
+        defaults = {
+            k: v for k, v in asdict(TrainConfig()).items() if k not in ("max_epochs", "metric", "seed", "precision")
+        }
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({section: defaults}))
     assert load_space(str(path), "bishop").entries == {f"{section}.{k}": v for k, v in defaults.items()}

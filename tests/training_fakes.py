@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -87,6 +88,41 @@ def same_weights(first: nn.Module, second: nn.Module) -> bool:
 
 def numbers(seen: list[EpochResult]) -> list[EpochResult]:
     return [replace(r, seconds=0.0) for r in seen]
+
+
+class Cramped(Mlp):
+    """Out of memory above `most` rows, as a device or (`real`) the CPU's allocator says it, forward or backward."""
+
+    def __init__(self, spec: TableSpec, most: int, kind: str = "forward") -> None:
+        super().__init__(spec)
+        self.most, self.kind = most, kind
+        self.held: list[weakref.ref[Tensor]] = []
+        self.rows: list[int] = []
+
+    def forward(self, x_num: Tensor, x_cat: Tensor) -> Tensor:
+        assert all(ref() is None for ref in self.held), "tensors of the failed pass are still there"
+        self.rows.append(len(x_num))
+        if len(x_num) <= self.most:
+            return super().forward(x_num, x_cat)
+        activation = super().forward(x_num, x_cat)
+        self.held = [weakref.ref(activation)]
+        if self.kind == "backward" and self.training:
+            return Exhausted.apply(activation)
+        if self.kind == "real":
+            torch.empty(10**15)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class Exhausted(torch.autograd.Function):
+    """The identity, whose gradient needs more memory than there is."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
 class PoisonedGradient(torch.autograd.Function):

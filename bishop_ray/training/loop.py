@@ -25,15 +25,14 @@ from bishop_ray.errors import TrainingFailed
 from bishop_ray.models.base import Network
 from bishop_ray.training.checkpoint import Saver, has_state, load_state
 from bishop_ray.training.metrics import check_metric, evaluate
+from bishop_ray.training.passes import Passes
+from bishop_ray.training.precision import resolve_precision
 from bishop_ray.training.progress import EpochResult, FitResult, Progress
 from bishop_ray.training.ranks import Ranks
 from bishop_ray.training.resident import Resident, best_device
 from bishop_ray.training.steps import Stepper, find_non_finite, learning_rate
 
 __all__ = ["EpochResult", "FitResult", "best_device", "fit_network"]
-
-EVAL_ROWS = 1024
-"""Rows of one forward pass without gradients; the default of `Network.predict`."""
 
 
 def fit_network(
@@ -111,6 +110,10 @@ class _Fit:
         self.ranks = Ranks(device)
         y_type = torch.int64 if network.spec.task.is_classification else torch.float32
         self.train, self.val, self.y_val = Resident(train, y_type, device), Resident(val, y_type, device), val.y
+        precision = resolve_precision(config.precision, self.network, self.train, config.batch_size)
+        # Rank 0's: another processor may answer otherwise.
+        bf16 = bool(self.ranks.agree(float(precision == "bf16"))[0])
+        self.passes = Passes(self.network, "bf16" if bf16 else "fp32")
         self.stepper = Stepper(network, config, self.ranks)
         self.scheduler = ReduceLROnPlateau(
             self.stepper.optimizer,
@@ -129,6 +132,7 @@ class _Fit:
     def identify(self, extra: dict[str, Any]) -> None:
         """Says what a checkpoint must agree with; how long to train may differ."""
         config = {k: v for k, v in asdict(self.config).items() if k not in ("max_epochs", "patience")}
+        config["precision"] = self.passes.precision
         own = {"network": type(self.network).__name__, "spec": asdict(self.network.spec), "config": config}
         self.identity = {**own, "rows": [len(self.train), len(self.val)], **extra}
 
@@ -148,6 +152,7 @@ class _Fit:
         optimizer = self.stepper.optimizer
         self.best, progress = load_state(folder, self.network, optimizer, self.scheduler, self.identity)
         self.progress = Progress(**progress)
+        self.passes.micro_batch = self.progress.micro_batch
         return int(self.progress.last["epoch"])
 
     def epoch(self, number: int) -> str:
@@ -162,6 +167,9 @@ class _Fit:
         seconds = time.perf_counter() - started
         progress.seconds += seconds
         diagnostics = self.network.diagnostics()
+        if (rows := self.ranks.least(self.passes.micro_batch or math.inf)) < math.inf:
+            progress.micro_batch = int(rows)
+            diagnostics = diagnostics | {"micro_batch": rows}
         result = EpochResult(
             number, train_loss, loss, score, progress.best_score, progress.best_epoch, rate, seconds, diagnostics
         )
@@ -178,33 +186,24 @@ class _Fit:
         for batch in batches:
             mine = batch[self.ranks.share(len(batch))]
             if len(mine):  # a small last batch may leave this rank without rows
-                x_num, x_cat, y = self.train.take(mine)
-                loss = self._loss(network(x_num, x_cat), y)
-                loss = loss * (len(mine) / len(batch))
-                loss.backward()  # type: ignore[no-untyped-call]
-                total.add_(loss.detach(), alpha=len(batch))
+                total.add_(self.passes.gradient(self.train, mine, len(mine) / len(batch)), alpha=len(batch))
             self.stepper.step()
         self.ranks.sum(total)
         mean = float(total) / rows
         if self.stepper.failed() or not math.isfinite(mean):
             seen = (self.train.take(batch)[:2] for batch in batches)
-            where = find_non_finite(network, seen) or f"gradient of {self.stepper.bad_gradient()!r}"
+            with self.passes.autocast():
+                layer = find_non_finite(network, seen)
+            where = layer or f"gradient of {self.stepper.bad_gradient()!r}"
             raise TrainingFailed(f"epoch {number}: non-finite {where} (training loss {mean:g})")
         self.ranks.copy(list(network.buffers()))
         return mean
 
-    def _loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """The network's loss of the batch plus its penalty: scalar."""
-        loss = self.network.loss(out, y)
-        penalty = self.network.penalty()
-        return loss if penalty is None else loss + penalty
-
     @torch.no_grad()
     def _validate(self, number: int) -> tuple[float, float]:
         """Loss and score of all validation rows, the same on every rank."""
-        network, spec = self.network.eval(), self.network.spec
-        share = self.ranks.share(len(self.val))
-        own = torch.cat([network(*piece).float() for piece in self.val.chunks(share, EVAL_ROWS)])
+        spec = self.network.spec
+        own = self.passes.outputs(self.val, self.ranks.share(len(self.val)))
         out = self.ranks.gather(own, len(self.val))  # (R, K)
         wide = out.double()
         if spec.task.is_classification:
@@ -212,7 +211,9 @@ class _Fit:
         else:
             loss = F.mse_loss(wide[:, 0], self.val.y.double())
         if not math.isfinite(loss):
-            where = find_non_finite(network, self.val.chunks(slice(0, len(self.val)), EVAL_ROWS)) or "output"
+            with self.passes.autocast():
+                layer = find_non_finite(self.network, self.val.chunks(self.passes.eval_rows))
+            where = layer or "output"
             raise TrainingFailed(f"epoch {number}: non-finite {where} in validation (loss {float(loss):g})")
         prediction = (out.softmax(-1) if spec.task.is_classification else out).cpu().numpy()
         scale = 1.0 if spec.task.is_classification else self.scale

@@ -23,7 +23,7 @@ class EpochResult:
         best_epoch: Its epoch; among equal scores the one with the lower loss.
         lr: Learning rate of this epoch.
         seconds: Wall time of this epoch, validation included.
-        diagnostics: `Network.diagnostics` after validation.
+        diagnostics: `Network.diagnostics` after validation; ``micro_batch``, the rows of a pass, once memory ran out.
         stop_reason: "" while training goes on; "patience", "max_epochs", or "stopped" when `on_epoch` asked for it.
     """
 
@@ -63,7 +63,7 @@ class FitResult:
 
 @dataclass
 class Progress:
-    """Early-stopping state; JSON values only, so that it travels in a checkpoint."""
+    """Early-stopping state, and rows of a pass since memory ran out: JSON values, to travel in a checkpoint."""
 
     best_score: float = -math.inf
     best_loss: float = math.inf
@@ -71,6 +71,7 @@ class Progress:
     low_loss: float = math.inf
     low_epoch: int = 0
     seconds: float = 0.0
+    micro_batch: int = 0
     last: dict[str, Any] = field(default_factory=dict)
 
     def note(self, epoch: int, loss: float, score: float) -> None:

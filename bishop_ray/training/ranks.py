@@ -69,6 +69,14 @@ class Ranks:
         dist.broadcast(shared, src=0)
         return tuple(shared.tolist())
 
+    def least(self, value: float) -> float:
+        """The smallest `value` of all ranks."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MIN)
+        return float(shared)
+
     def copy(self, tensors: list[Tensor]) -> None:
         """Rank 0's `tensors` copied over those of the other ranks, in place."""
         if self.size > 1:

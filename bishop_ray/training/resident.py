@@ -45,11 +45,9 @@ class Resident:
         """Copies of the rows of `index` (B,) int64: (B, N), (B, C), (B,)."""
         return self.x_num.index_select(0, index), self.x_cat.index_select(0, index), self.y.index_select(0, index)
 
-    def chunks(self, rows: slice, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features of `rows` in pieces of at most `size`, as views; one empty piece when there are no rows."""
-        for start in range(rows.start, max(rows.stop, rows.start + 1), size):
-            piece = slice(start, min(start + size, rows.stop))
-            yield self.x_num[piece], self.x_cat[piece]
+    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All features in pieces of at most `size` rows, as views."""
+        return zip(torch.split(self.x_num, size), torch.split(self.x_cat, size), strict=True)
 
 
 def _shared(values: NDArray[np.generic], kind: torch.dtype) -> Tensor:

@@ -70,6 +70,7 @@ class TrialSettings:
         trainer: "auto", "ray" or "inprocess".
         folder: The study's folder, on storage that all nodes share.
         data: Object reference of the `StudyData`.
+        precision: See `TrainConfig`.
     """
 
     model: str
@@ -80,6 +81,7 @@ class TrialSettings:
     trainer: str
     folder: str
     data: Any
+    precision: str = "auto"
 
     @property
     def is_network(self) -> bool:
@@ -98,7 +100,13 @@ class TrialSettings:
     def trial(self, params: Params) -> TrialConfig:
         """The full configuration of one training."""
         return TrialConfig.from_params(
-            self.model, params, self.resources, metric=self.metric, max_epochs=self.max_epochs, seed=self.seed
+            self.model,
+            params,
+            self.resources,
+            metric=self.metric,
+            max_epochs=self.max_epochs,
+            seed=self.seed,
+            precision=self.precision,
         )
 
     def all_params(self, params: Params) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def open_tracker(
         "sampler": config.sampler,
         "scheduler": config.scheduler,
         "seed": config.seed,
+        "precision": config.precision,
         "eval_seeds": config.eval_seeds,
         "split": str(config.split),
         "trainer": config.trainer,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SECTIONS = ("model", "train")
 OUTSIDE = "outside"
-FLAGS = {"max_epochs": "--max-epochs", "metric": "--metric", "seed": "--seed"}
+FLAGS = {"max_epochs": "--max-epochs", "metric": "--metric", "seed": "--seed", "precision": "--precision"}
 """Fields of `TrainConfig` that belong to the study: the flags that set them."""
 
 

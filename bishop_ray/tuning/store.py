@@ -158,7 +158,8 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
     facts = _facts(config, space, data_hash)
     stored = study.user_attrs.get(_FACTS)
     if stored:
-        _same(config.name, json.loads(stored), facts)
+        # Studies that were begun before there was a choice do not name it.
+        _same(config.name, {"precision": "auto"} | json.loads(stored), facts)
     else:
         for point, outside in space.queue():
             attrs = {OUTSIDE: json.dumps(outside)} if outside else None
@@ -177,6 +178,7 @@ def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str,
         "sampler": config.sampler,
         "scheduler": config.scheduler,
         "split": str(config.split),
+        "precision": config.precision,
     }
 
 
