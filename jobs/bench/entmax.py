@@ -19,6 +19,7 @@ from harness import Row, interleave, medians, parser, publish, ratio, start
 from torch import Tensor
 
 from bishop_ray import cli
+from bishop_ray.models.bishop import entmax_triton
 from bishop_ray.models.bishop.entmax import entmax
 
 SHAPES = ((10240, 10), (5248, 4), (128, 4, 41, 10))
@@ -95,6 +96,8 @@ def measure(
     if bisect is not None:
         calls["bisect"] = Call(bisect, shape, dtype, device)
         check(calls["ours"], calls["bisect"], 1e-3 if dtype == torch.float32 else 0.05)
+    way = "one kernel" if entmax_triton.available(calls["ours"].scores) else "operations of torch"
+    print(f"{list(shape)}: ours is {way}", flush=True)
     rows = [_row(shape, args.dtype, "eager", medians(interleave(calls, args.repeats, device, inner=args.inner)))]
     if device.type == "cuda":
         graphs = {name: calls[name].graphed() for name in ("ours", "softmax")}
