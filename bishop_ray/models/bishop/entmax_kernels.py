@@ -63,10 +63,10 @@ def forward_kernel(
     PER_LANE: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    """Probabilities of ROWS rows: Newton's method on ``q(c) = (Σ p_i)^a`` from the upper end c = 0.
+    """Probabilities of ROWS rows, ``p_i = [1 + x_i + t]_+^(1/a)``: Newton's method on ``(Σ p_i)^a`` from t = 0 down.
 
-    q is convex and increasing, so that c falls monotonically, and a row whose step is only rounding keeps its c: what
-    a row gives does not depend on its neighbours.
+    That function of t is convex and increasing, so that t falls monotonically. A row whose step is only rounding keeps
+    its t: what a row gives does not depend on its neighbours. STEPS bounds the number of evaluations.
     """
     rows = _rows(ROWS)
     columns = _columns(PER_LANE, LANES)
@@ -76,24 +76,24 @@ def forward_kernel(
     alpha = tl.load(alpha_ptr + rows * ALPHA_STRIDE, mask=rows < n_rows, other=2.0)
     a = alpha.to(tl.float32)[None, :, None] - 1.0
     top = tl.max(tl.max(scores, axis=0, keep_dims=True), axis=2, keep_dims=True)
-    shifted = scores - tl.where(top == float("-inf"), 0.0, top)
-    inverse = 1.0 / a
-    c = tl.zeros((1, ROWS, 1), tl.float32)
+    scaled = (scores - tl.where(top == float("-inf"), 0.0, top)) * a
+    power = 1.0 / a
+    t = tl.zeros((1, ROWS, 1), tl.float32)
     p = tl.zeros((PER_LANE, ROWS, LANES), tl.float32)
     total = tl.zeros((1, ROWS, 1), tl.float32)
     left = STEPS
     while left > 0:
-        x = (shifted + c) * a
-        u = x + 1.0
+        x = scaled + t
         # A NaN is not "off", so that it reaches the sums and makes its row NaN.
-        off = u <= 0.0
-        u = tl.where(off, 1.0, u)
-        p = tl.where(off, 0.0, tl.exp(_log1p_with(tl.where(off, 0.0, x), u) * inverse))
+        off = x <= -1.0
+        x = tl.where(off, 0.0, x)
+        u = x + 1.0
+        p = tl.where(off, 0.0, tl.exp(_log1p_with(x, u) * power))
         total = tl.maximum(_total(p), _TINY, propagate_nan=tl.PropagateNan.ALL)
         slope = tl.maximum(_total(p / u), _TINY)
-        step = _expm1(-a * tl.log(total)) * (total / (-a * slope))
-        moves = step > (1.0 - c) * _ROUNDING
-        c = tl.where(moves, c - step, c)
+        step = _expm1(-a * tl.log(total)) * (-total / slope)
+        moves = step > (a - t) * _ROUNDING
+        t = tl.where(moves, t - step, t)
         left = tl.where(tl.max(moves.to(tl.int32)) > 0, left - 1, 0)
     tl.store(p_ptr + offsets, (p / total).to(p_ptr.dtype.element_ty), mask=inside)
 
