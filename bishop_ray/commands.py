@@ -123,7 +123,7 @@ def _dry_run(
             continue
         usable.append(config.model)
         try:
-            lines.append(describe(config))
+            lines.append(describe(config, len(configs)))
         except UserError as error:
             if len(configs) == 1:
                 raise

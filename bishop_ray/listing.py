@@ -41,22 +41,27 @@ def columns(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def describe(config: StudyConfig) -> str:
-    """A study's dataset, shapes and split in one line; the dataset is loaded for it.
+def describe(config: StudyConfig, studies: int = 1) -> str:
+    """A study's dataset, shapes and split, and on a second line what a network is predicted to cost.
+
+    The dataset is loaded for it. With many `studies` only what is tried first is predicted, to answer soon.
 
     Raises:
         UserError: The data cannot be loaded or trained on.
     """
+    from bishop_ray.tuning.forecast import forecast
     from bishop_ray.tuning.prepare import load, prepare, unable
 
     loaded = load(config)
     prepared = prepare(loaded)
     skipped = unable(config, prepared)
     spec, rows = prepared.data.spec, prepared.rows
+    predicted = "" if skipped else forecast(config, spec, rows[0], studies)
     return (
         f"{config.name}: {spec.task.value}, {spec.n_num} numerical + {spec.n_cat} categorical columns, {rows[0]} train "
         f"/ {rows[1]} validation / {rows[2]} test rows; selects by {loaded.config.metric}"
         + (f"; will be skipped: {skipped}" if skipped else "")
+        + (f"\n  {predicted}" if predicted else "")
     )
 
 
