@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from harness import Row, interleave, medians, parser, publish, ratio, start
+from harness import Row, graphed, interleave, medians, parser, publish, ratio, start
 from torch import Tensor
 
 from bishop_ray import cli
@@ -58,19 +58,6 @@ class Call:
         inputs = (self.scores, self.alpha)
         return p, *torch.autograd.grad(p, inputs, self.upstream, allow_unused=True)
 
-    def graphed(self) -> Callable[[], None]:
-        """The same call replayed as a CUDA graph."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self()
-        return graph.replay
-
 
 def check(ours: Call, theirs: Call, tolerance: float) -> None:
     """Nothing, if both give the same.
@@ -100,7 +87,7 @@ def measure(
     print(f"{list(shape)}: ours is {way}", flush=True)
     rows = [_row(shape, args.dtype, "eager", medians(interleave(calls, args.repeats, device, inner=args.inner)))]
     if device.type == "cuda":
-        graphs = {name: calls[name].graphed() for name in ("ours", "softmax")}
+        graphs = {name: graphed(calls[name]) for name in ("ours", "softmax")}
         times = medians(interleave(graphs, args.repeats, device, inner=args.inner))
         rows.append(_row(shape, args.dtype, "graph", times))
     return rows

@@ -55,7 +55,7 @@ part step_256 70 step.py "${reference[@]}" --batch 256 --modes eager graph
 part entmax_bf16 30 entmax.py --inner 20 --dtype bfloat16
 part inference 40 inference.py "${reference[@]}" --repeats 100
 # Compiling takes longest and says least, so it comes last, for the fastest settings only.
-compiled=(--precision bf16 --shared-start on --modes compile compile+graph)
+compiled=(--precision auto --shared-start on --modes compile compile+graph)
 part step_compiled_32 90 step.py --batch 32 "${compiled[@]}"
 part step_compiled_256 90 step.py --batch 256 "${compiled[@]}"
 

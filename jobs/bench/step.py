@@ -1,6 +1,6 @@
 """What one training step costs, in time and memory: ours against the authors' code, their default configuration.
 
-    python jobs/bench/step.py [--reference PATH] [--batch 32 256] [--precision fp32 bf16] [--modes eager] [--json FILE]
+    python jobs/bench/step.py [--reference PATH] [--batch 32 256] [--precision fp32 auto] [--modes eager] [--json FILE]
 
 The table has 8 categorical and 6 numerical columns and two classes. A step is forward, loss, backward, clipping and the
 optimizer's update, and the batch's way to the network: theirs casts and moves what a DataLoader gave (the DataLoader
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import torch
-from harness import Row, interleave, medians, parser, peak_memory, publish, ratio, start
+from harness import Row, graphed, interleave, medians, parser, peak_memory, publish, ratio, start
 from reference import AUTHORS_RATE, Reference, authors_step, load_reference
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,68 +31,74 @@ from bishop_ray.config import TrainConfig
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.models.bishop import BiSHop
+from bishop_ray.training.passes import Passes
+from bishop_ray.training.precision import resolve_precision
 from bishop_ray.training.ranks import Ranks
+from bishop_ray.training.resident import Resident
 from bishop_ray.training.steps import Stepper
 
 AUTHORS = "authors"
 N_CAT, N_NUM, LEVELS = 8, 6, 10
 MODES = ("eager", "graph", "compile", "compile+graph")
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "auto")
 DENSE_TFLOPS = {"H100 PCIe": (51.2, 756.0), "H100": (66.9, 989.4), "H200": (66.9, 989.4), "A100": (19.5, 312.0)}
 """(fp32, bf16) of the makers' data sheets, without sparsity."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """A table on the device, and batches of its row numbers, again and again."""
+    """A table, and batches of its row numbers."""
 
-    x_num: Tensor
-    x_cat: Tensor
-    y: Tensor
-    batches: list[Tensor]
+    table: Table
+    batches: tuple[Tensor, ...]
 
 
-def make_data(batch: int, device: torch.device) -> Data:
+def make_data(batch: int) -> Data:
     """Four batches of random rows whose class depends on a number and a category."""
-    generator = torch.Generator().manual_seed(0)
+    rng = np.random.default_rng(0)
     rows = 4 * batch
-    x_num = torch.randn(rows, N_NUM, generator=generator)
-    x_cat = torch.randint(0, LEVELS, (rows, N_CAT), generator=generator)
-    y = (x_num[:, 0] + x_cat[:, 0] > 4.5).long()
-    order = torch.randperm(rows, generator=generator).to(device)
-    return Data(x_num.to(device), x_cat.to(device), y.to(device), list(torch.split(order, batch)))
+    x_num = rng.normal(size=(rows, N_NUM)).astype(np.float32)
+    x_cat = rng.integers(0, LEVELS, size=(rows, N_CAT)).astype(np.int64)
+    y = (x_num[:, 0] + x_cat[:, 0] > 4.5).astype(np.int64)
+    order = torch.from_numpy(rng.permutation(rows))
+    return Data(Table(x_num, x_cat, y), torch.split(order, batch))
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How our step is done."""
+    """How our step is done; "auto" is what training chooses itself."""
 
     precision: str
     shared: bool
     mode: str
+    micro_batch: int = 0
 
     def __str__(self) -> str:
-        shared = " shared start" if self.shared else ""
-        return f"ours {self.precision}{shared}{'' if self.mode == 'eager' else ' ' + self.mode}"
+        words = ["ours", self.precision]
+        words += ["shared start"] if self.shared else []
+        words += [f"pieces of {self.micro_batch}"] if self.micro_batch else []
+        return " ".join(words + ([] if self.mode == "eager" else [self.mode]))
 
 
 class Ours:
-    """One step of ours after the other; `last` is the newest loss."""
+    """One step of ours after the other, as the training loop makes it; `last` is the newest loss."""
 
     def __init__(self, variant: Variant, data: Data, device: torch.device) -> None:
         torch.manual_seed(0)
-        spec = TableSpec(TaskType.BINARY, N_NUM, (LEVELS,) * N_CAT, 2)
-        self.network = BiSHop(spec, head_max_width=None)
-        x_num, x_cat, y = (t.cpu().numpy() for t in (data.x_num, data.x_cat, data.y))
-        self.network.observe(Table(x_num, x_cat, y))
-        self.network.to(device).train()
+        self.network = BiSHop(TableSpec(TaskType.BINARY, N_NUM, (LEVELS,) * N_CAT, 2), head_max_width=None)
+        self.network.observe(data.table)
+        self.network.to(device)
         self.network.decoder.shared_start = variant.shared
+        self.data = Resident(data.table, torch.int64, device)
+        self.precision = resolve_precision(variant.precision, self.network, self.data, len(data.batches[0]))
+        self.network.train()
+        self.passes = Passes(self.network, self.precision)
+        self.passes.micro_batch = variant.micro_batch
         self.stepper = Stepper(self.network, TrainConfig(), Ranks(device))
-        self.data, self.device, self.half = data, device, variant.precision == "bf16"
-        self.index = data.batches[0].clone()
-        self.last = torch.zeros((), device=device)
         self.optimizer = self.stepper.optimizer
-        self._batches: Iterator[Tensor] = cycle(data.batches)
+        self.index = data.batches[0].to(device)
+        self.last = torch.zeros((), device=device)
+        self._batches = cycle([batch.to(device) for batch in data.batches])
         self._run: Callable[[], object] = self._step
         self.flops = count_flops(self)
         if variant.mode.startswith("compile"):
@@ -105,27 +112,13 @@ class Ours:
         self._run()
 
     def _step(self) -> None:
-        rows = self.index
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            out = self.network(self.data.x_num[rows], self.data.x_cat[rows])
-        loss = self.network.loss(out.float(), self.data.y[rows])
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.last.copy_(loss.detach())
+        self.last.copy_(self.passes.gradient(self.data, self.index))
         self.stepper.step()
 
     def _captured(self) -> Callable[[], object]:
-        for group in self.stepper.optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["capturable"] = True
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
-        return graph.replay
+        return graphed(self._step)
 
 
 class Theirs:
@@ -135,12 +128,12 @@ class Theirs:
         torch.manual_seed(0)
         network = reference.build(N_CAT, N_NUM, 2, device)
         bins: Callable[[Tensor], None] = network.get_bins  # type: ignore[assignment]
-        bins(data.x_num.cpu())
+        x_num, x_cat, y = (torch.from_numpy(column) for column in (data.table.x_num, data.table.x_cat, data.table.y))
+        bins(x_num)
         optimizer = torch.optim.AdamW(network.parameters(), lr=AUTHORS_RATE)
         self.network, self.optimizer = network.train(), optimizer
-        self.last = math.nan
-        loaded = [tuple(t[rows].cpu() for t in (data.x_cat, data.x_num, data.y)) for rows in data.batches]
-        self._batches = cycle(loaded)
+        self.last, self.precision = math.nan, "fp32"
+        self._batches = cycle([(x_cat[rows], x_num[rows], y[rows]) for rows in data.batches])
         self.flops = count_flops(self)
 
     def __call__(self) -> None:
@@ -158,12 +151,12 @@ def count_flops(step: Callable[[], object]) -> int:
 
 def build(args: argparse.Namespace, reference: Reference | None, batch: int, device: torch.device) -> dict[str, Any]:
     """Name -> side, the authors' first."""
-    data = make_data(batch, device)
+    data = make_data(batch)
     sides: dict[str, Any] = {} if reference is None else {AUTHORS: Theirs(reference, data, device)}
     for mode in args.modes:
         for precision in args.precision:
             for shared in args.shared_start:
-                variant = Variant(precision, shared == "on", mode)
+                variant = Variant(precision, shared == "on", mode, args.micro_batch)
                 sides[str(variant)] = Ours(variant, data, device)
     return sides
 
@@ -184,27 +177,28 @@ def measure(args: argparse.Namespace, reference: Reference | None, batch: int, d
     for name, side in sides.items():
         if not 0 < float(side.last) < 10:
             raise RuntimeError(f"{name}: the loss is {float(side.last):g} after {args.repeats} steps")
-    return [_row(batch, name, side.flops, seconds, memory, device) for name, side in sides.items()]
+    return [_row(batch, name, side, seconds, memory, device) for name, side in sides.items()]
 
 
 def _row(
     batch: int,
     name: str,
-    flops: int,
+    side: Any,
     seconds: dict[str, float],
     memory: dict[str, tuple[int, int]],
     device: torch.device,
 ) -> Row:
-    rate = flops / seconds[name] / 1e12
-    peak = dense_peak("bf16" in name, device)
+    rate = side.flops / seconds[name] / 1e12
+    peak = dense_peak(side.precision == "bf16", device)
     held, above = memory.get(name, (None, None))
     their_held, their_above = memory.get(AUTHORS, (None, None))
     return {
-        "batch": batch, "side": name, "ms": 1e3 * seconds[name], "rows/s": batch / seconds[name],
+        "batch": batch, "side": name, "precision": side.precision,
+        "ms": 1e3 * seconds[name], "rows/s": batch / seconds[name],
         "times faster": ratio(seconds.get(AUTHORS), seconds[name]),
         "peak MiB": _mib(held), "of theirs": ratio(held, their_held),
         "above weights MiB": _mib(above), "of theirs above": ratio(above, their_above),
-        "GFLOP": flops / 1e9, "TFLOP/s": rate, "share of peak": None if peak is None else rate / peak,
+        "GFLOP": side.flops / 1e9, "TFLOP/s": rate, "share of peak": None if peak is None else rate / peak,
     }  # fmt: skip
 
 
@@ -227,9 +221,18 @@ def main() -> int:
     """
     built = parser(__doc__, repeats=7, reference=True)
     built.add_argument("--batch", type=cli.positive_int, nargs="+", default=[32], metavar="N", help="rows (32)")
-    built.add_argument("--precision", choices=PRECISIONS, nargs="+", default=list(PRECISIONS), help="of ours (both)")
+    built.add_argument(
+        "--precision", choices=PRECISIONS, nargs="+", default=["fp32", "auto"], help="of ours (fp32 auto)"
+    )
     built.add_argument("--shared-start", choices=("off", "on"), nargs="+", default=["off", "on"], help="of ours (both)")
     built.add_argument("--modes", choices=MODES, nargs="+", default=["eager"], help="of ours (eager)")
+    built.add_argument(
+        "--micro-batch",
+        type=cli.positive_int,
+        default=0,
+        metavar="N",
+        help="of ours: rows of a pass (all of the batch)",
+    )
     built.add_argument("--inner", type=cli.positive_int, metavar="N", help="steps within a timed call (CPU 1, CUDA 10)")
     args = built.parse_args()
     reference = None if args.reference is None else load_reference(args.reference)
