@@ -136,7 +136,8 @@ def studies(
         info = MODELS[model]
         gpus = args.gpus_per_trial if "GPU" in info.device else 0.0
         workers = args.workers_per_trial if info.kind == "network" else 1
-        resources = trial_resources(cluster, args.cpus_per_trial, gpus, workers)
+        pack = info.kind == "estimator" or args.trainer != "ray"  # worker groups all hold the same
+        resources = trial_resources(cluster, args.cpus_per_trial, gpus, workers, pack)
         return resources, concurrency(cluster, resources, args.max_concurrent)
 
     fractions = cli.fractions(args.split) if args.split else None
@@ -167,6 +168,7 @@ def studies(
                     time_budget=args.time_budget or 0.0,
                     fresh=args.fresh,
                     refit=args.refit,
+                    precision=args.precision,
                 )
             )
     return configs

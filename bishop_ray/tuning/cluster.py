@@ -15,6 +15,8 @@ from typing import Any
 
 from bishop_ray.config import Resources
 from bishop_ray.errors import SourceUnavailable, UserError
+from bishop_ray.training.cards import smallest_gpu
+from bishop_ray.tuning.room import PROCESS, SMALLEST_SHARE, Ask, Node, memory_class
 
 # Read by Ray when it is imported or started: our own table and records replace Tune's printers and loggers.
 QUIET = {
@@ -30,14 +32,19 @@ QUIET = {
 }
 
 
+GPU_SECONDS = 30.0
+"""How long a node may take to tell how large its GPUs are."""
+
+
 @dataclass(frozen=True)
 class Cluster:
-    """What there is: CPUs and GPUs in all, and on the largest node (0: one node has them all)."""
+    """What there is: CPUs and GPUs in all, on the largest node (0: one node has them all), and by node (if known)."""
 
     cpus: float
     gpus: float
     node_cpus: float = 0.0
     node_gpus: float = 0.0
+    nodes: tuple[Node, ...] = ()
 
 
 def connect(address: str = "") -> Cluster:
@@ -69,9 +76,44 @@ def connect(address: str = "") -> Cluster:
             raise SourceUnavailable(f"no Ray cluster answers at {target!r} ({expected}): {reason}") from None
     logging.getLogger("ray").setLevel(logging.ERROR)
     total = ray.cluster_resources()
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    largest = {name: max((float(node.get(name, 0)) for node in nodes), default=0.0) for name in ("CPU", "GPU")}
-    return Cluster(float(total.get("CPU", 0)), float(total.get("GPU", 0)), largest["CPU"], largest["GPU"])
+    nodes = cluster_nodes()
+    cpus, gpus = max((n.cpus for n in nodes), default=0.0), max((n.gpus for n in nodes), default=0.0)
+    return Cluster(float(total.get("CPU", 0)), float(total.get("GPU", 0)), cpus, gpus, nodes)
+
+
+_gpu_memory: dict[str, int] = {}
+"""Bytes of a node's smallest GPU, by the node's id in its cluster: asked once."""
+
+
+def cluster_nodes() -> tuple[Node, ...]:
+    """The nodes of the cluster that this process has joined; each one with GPUs is asked once how large they are."""
+    import ray
+
+    alive = [(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    unknown = [name for name, has in alive if has.get("GPU") and name not in _gpu_memory]
+    _gpu_memory.update(zip(unknown, _ask_gpus(unknown), strict=True))
+    return tuple(
+        Node(float(has.get("CPU", 0)), float(has.get("GPU", 0)), int(has.get("memory", 0)), _gpu_memory.get(name, 0))
+        for name, has in alive
+    )
+
+
+def _ask_gpus(nodes: list[str]) -> list[int]:
+    """Bytes of the smallest GPU of each node; 0 where none answers in time, as when others hold all of it."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+    if not nodes:
+        return []
+    task = ray.remote(smallest_gpu)
+    asked = [
+        task.options(num_cpus=0, num_gpus=0.01, max_retries=0, scheduling_strategy=On(node, soft=False)).remote()
+        for node in nodes
+    ]
+    answered, silent = ray.wait(asked, num_returns=len(asked), timeout=GPU_SECONDS)
+    for call in silent:
+        ray.cancel(call, force=True)
+    return [int(ray.get(call)) if call in answered else 0 for call in asked]
 
 
 def _own_token() -> None:
@@ -103,18 +145,28 @@ def _installed() -> bool:
     return True
 
 
-def trial_resources(cluster: Cluster, cpus: float | None, gpus: float | None, workers: int) -> Resources:
-    """Resources of a trial: as asked, else one CPU, and a quarter of a GPU where there are any.
+def trial_resources(
+    cluster: Cluster, cpus: float | None, gpus: float | None, workers: int, pack: bool = True
+) -> Resources:
+    """Resources of a trial: as asked, else one CPU, and the least share of a GPU where there are any.
 
-    A quarter, since BiSHop's many small kernels do not fill a card; half where a card has fewer than four CPUs.
+    Args:
+        cluster: What there is.
+        cpus: CPUs of a worker that the user asks for.
+        gpus: GPUs of a worker that the user asks for; 0 where the model has no use for them.
+        workers: Of a trial.
+        pack: What the user left open may follow from each trial's predicted memory (never with several workers).
 
     Raises:
         UserError: The cluster can never give it; names what was asked and what there is.
     """
-    if gpus is None:
-        gpus = (0.25 if cluster.cpus / cluster.gpus >= 4 else 0.5) if cluster.gpus else 0.0
-        gpus = gpus if workers == 1 else float(bool(cluster.gpus))
-    resources = Resources(1.0 if cpus is None else cpus, gpus, workers)
+    packed = pack and workers == 1 and bool(cluster.nodes)
+    if gpus is None and cluster.gpus:
+        packed = packed and any(node.gpu_memory for node in cluster.nodes)
+        gpus = _gpu_share(cluster, 1.0 if cpus is None else cpus, packed) if workers == 1 else 1.0
+    else:
+        packed = packed and not gpus and cpus is None
+    resources = Resources(1.0 if cpus is None else cpus, gpus or 0.0, workers, packed)
     for what, asked, there in (
         ("CPUs", resources.cpus * workers, cluster.cpus),
         ("GPUs", resources.gpus * workers, cluster.gpus),
@@ -130,13 +182,31 @@ def trial_resources(cluster: Cluster, cpus: float | None, gpus: float | None, wo
     return resources
 
 
+def _gpu_share(cluster: Cluster, cpus: float, packed: bool) -> float:
+    """Share of a GPU that a trial gets at least: the smallest one for which there are CPUs.
+
+    Without `packed` a quarter, since BiSHop's many small kernels do not fill a card; half where a card has fewer than
+    four CPUs.
+    """
+    per_gpu = cluster.cpus / cluster.gpus
+    if not packed:
+        return 0.25 if per_gpu >= 4 else 0.5
+    return next((share for share in (SMALLEST_SHARE, 0.25) if share * per_gpu >= cpus), 0.5)
+
+
 def concurrency(cluster: Cluster, resources: Resources, asked: int | None) -> int:
-    """Trials at a time: as many as fit, at most what was asked."""
+    """Trials at a time: as many as fit, at most what was asked.
+
+    On CPUs memory counts too: each trial has its share of a node, and the least one holds a process.
+    """
     fits = math.floor(cluster.cpus / (resources.cpus * resources.workers) + 1e-9)
     if resources.gpus:
         per_gpu = 1 / resources.gpus if resources.gpus < 1 else 0
         on_gpus = cluster.gpus * math.floor(per_gpu + 1e-9) if per_gpu else cluster.gpus // resources.gpus
         fits = min(fits, int(on_gpus // resources.workers))
+    elif resources.packed:
+        least = Ask(resources.cpus, 0.0, memory_class(PROCESS, cluster.nodes, resources.cpus))
+        fits = min(fits, least.at_a_time(cluster.nodes))
     return max(1, min(fits, asked or fits))
 
 

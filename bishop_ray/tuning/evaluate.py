@@ -18,8 +18,10 @@ from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import evaluate_seed
 from bishop_ray.tuning.costs import Costs, measure
+from bishop_ray.tuning.placement import Placement
 from bishop_ray.tuning.prepare import Prepared, open_test, test_references
 from bishop_ray.tuning.refit import refit_winner
+from bishop_ray.tuning.room import Ask
 
 GROUP_SECONDS = 20.0
 """What starting and ending a Ray Train worker group takes."""
@@ -78,6 +80,7 @@ def final_evaluation(
     params: Params,
     deadline: float,
     on_opening: Callable[[], object],
+    placement: Placement,
 ) -> Evaluation:
     """Trains the winner once per seed, picks by validation, then opens the test split.
 
@@ -89,16 +92,28 @@ def final_evaluation(
         params: Its parameters.
         deadline: Unix time by which the trainings must end, 0 for none.
         on_opening: Called just before the test rows are read.
+        placement: Says what a training asks for.
 
     Raises:
         TrainingFailed: No seed's training succeeded.
     """
-    trained = _train(config, settings, number, params, deadline)
+    ask = placement.again(params)
+    trained = _train(
+        settings,
+        number,
+        params,
+        deadline,
+        evaluation_seeds(config),
+        ask,
+        placement.at_a_time(ask, config.max_concurrent),
+    )
     predictors = [Predictor.load(folder) for folder in trained.values()]
     val_scores = tuple(_score(config, prepared, p, prepared.data.validation) for p in predictors)
     best = int(np.argmax(val_scores))
     refitted = (
-        refit_winner(config, settings, params, list(trained)[best], predictors[best], number) if config.refit else None
+        refit_winner(config, settings, params, list(trained)[best], predictors[best], number, ask)
+        if config.refit
+        else None
     )
     on_opening()
     raw = open_test(config)
@@ -116,20 +131,25 @@ def _score(config: StudyConfig, prepared: Prepared, predictor: Predictor, table:
 
 
 def _train(
-    config: StudyConfig, settings: TrialSettings, number: int, params: Params, deadline: float
+    settings: TrialSettings,
+    number: int,
+    params: Params,
+    deadline: float,
+    seeds: tuple[int, ...],
+    ask: Ask,
+    slots: int,
 ) -> dict[int, Path]:
     """Seed -> folder of its predictor; side by side where trials ran so.
 
     A deadline bounds each training: those that queue behind others get their share of the time left.
     """
-    seeds = evaluation_seeds(config)
     # A worker group at a time: two could wait for each other's GPUs for ever.
-    slots = 1 if settings.through_ray_train else config.max_concurrent
+    slots = 1 if settings.through_ray_train else slots
     share = (deadline - time.time()) / -(-len(seeds) // slots) if deadline else 0.0
     if settings.through_ray_train:
         calls = [_guarded(evaluate_seed, settings, number, params, s, _until(share)) for s in seeds]
     else:
-        calls = _side_by_side(settings, number, params, seeds, slots, share)
+        calls = _side_by_side(settings, number, params, seeds, slots, share, ask)
     trained = {seed: Path(found) for seed, found in zip(seeds, calls, strict=True) if not isinstance(found, Exception)}
     if not trained:
         raise TrainingFailed(f"the winner, trial {number}, cannot be trained again: {calls[0]}")
@@ -137,10 +157,9 @@ def _train(
 
 
 def _side_by_side(
-    settings: TrialSettings, number: int, params: Params, seeds: tuple[int, ...], slots: int, share: float
+    settings: TrialSettings, number: int, params: Params, seeds: tuple[int, ...], slots: int, share: float, ask: Ask
 ) -> list[str | Exception]:
-    resources = settings.resources
-    remote = ray.remote(evaluate_seed).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=1)
+    remote = ray.remote(evaluate_seed).options(max_retries=1, **ask.options())
     results: list[str | Exception] = []
     for start in range(0, len(seeds), slots):
         jobs = [remote.remote(settings, number, params, s, _until(share)) for s in seeds[start : start + slots]]

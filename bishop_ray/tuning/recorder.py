@@ -17,6 +17,7 @@ from optuna.trial import Trial, TrialState
 from ray.tune import Callback
 from ray.tune.schedulers import TrialScheduler
 
+from bishop_ray.config import Params
 from bishop_ray.training.groups import release_group
 from bishop_ray.training.metrics import display
 from bishop_ray.training.trial import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
@@ -114,15 +115,21 @@ class StudyRecorder(Callback):
         """A trial ended by itself or was stopped."""
         result = trial.last_result or {}
         if FAILURE in result:
-            self._end(trial, TrialState.FAIL, str(result[FAILURE]))
+            self._ended(trial, TrialState.FAIL, str(result[FAILURE]))
         elif result.get(STOP_REASON):
-            self._end(trial, TrialState.COMPLETE, str(result[STOP_REASON]), result)
+            self._ended(trial, TrialState.COMPLETE, str(result[STOP_REASON]), result)
         else:
-            self._end(trial, TrialState.PRUNED, self.stopping, result)
+            self._ended(trial, TrialState.PRUNED, self.stopping, result)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial raised or its process died."""
-        self._end(trial, TrialState.FAIL, error_reason(trial))
+        self._ended(trial, TrialState.FAIL, error_reason(trial))
+
+    def refuse(self, number: int, params: Params, reason: str) -> None:
+        """A trial that can run nowhere has failed before it began; it is seen wherever failed trials are."""
+        self._tracker.trial_started(number, self._settings.all_params(params))
+        self._progress.counts.update(running=1)
+        self._end(number, TrialState.FAIL, reason, {})
 
     def end_running(self) -> None:
         """Ends what ran when the whole search was stopped: Tune tells no callback of it.
@@ -135,7 +142,7 @@ class StudyRecorder(Callback):
                 ended = (model_folder(self._settings.folder, number) / PREDICTOR).is_dir()
                 reason = (trial.last_result or {}).get(STOP_REASON) if ended else ""
                 state = TrialState.COMPLETE if reason else TrialState.PRUNED
-                self._end(trial, state, str(reason or self.stopping), trial.last_result)
+                self._ended(trial, state, str(reason or self.stopping), trial.last_result)
             elif self._settings.through_ray_train:
                 release_group(trial.trial_id)
 
@@ -145,14 +152,15 @@ class StudyRecorder(Callback):
             for _, trial in self._running.values():
                 release_group(trial.trial_id)
 
-    def _end(self, trial: Any, state: TrialState, reason: str, result: dict[str, Any] | None = None) -> None:
-        number = trial.config["number"]
+    def _ended(self, trial: Any, state: TrialState, reason: str, result: dict[str, Any] | None = None) -> None:
         if self._settings.through_ray_train:
             release_group(trial.trial_id)
+        self._end(trial.config["number"], state, reason, result or {})
+
+    def _end(self, number: int, state: TrialState, reason: str, result: dict[str, Any]) -> None:
         # A trial that ended is never resumed: 200 checkpoints would fill a disk.
         shutil.rmtree(trial_folder(self._settings, number), ignore_errors=True)
-        result = result or {}
-        seconds = time.monotonic() - self._running.pop(number, (time.monotonic(), trial))[0]
+        seconds = time.monotonic() - self._running.pop(number, (time.monotonic(), None))[0]
         asked = self._asked[number]
         asked.set_user_attr("reason", reason)
         asked.set_user_attr("seconds", round(seconds, 3))

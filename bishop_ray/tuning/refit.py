@@ -15,10 +15,11 @@ from bishop_ray.predictor import Predictor
 from bishop_ray.training.trial import StudyData, TrialSettings
 from bishop_ray.training.worker import refit
 from bishop_ray.tuning.prepare import combined
+from bishop_ray.tuning.room import Ask
 
 
 def refit_winner(
-    config: StudyConfig, settings: TrialSettings, params: Params, seed: int, found: Predictor, number: int
+    config: StudyConfig, settings: TrialSettings, params: Params, seed: int, found: Predictor, number: int, ask: Ask
 ) -> Predictor:
     """The refitted predictor; there are no rows left to validate it on.
 
@@ -29,6 +30,7 @@ def refit_winner(
         seed: Of the training.
         found: The winner as it was trained on the training rows: its ``info["rounds"]`` is how long to train.
         number: Its trial.
+        ask: What the training asks Ray for.
     """
     both, validation = combined(config)
     preprocessor = Preprocessor.fit(both, model_class(config.model).numeric)
@@ -41,7 +43,7 @@ def refit_winner(
     )
     folder = Path(settings.folder) / "refit" / f"{number:04d}-seed-{seed}"
     mine = replace(settings, data=ray.put(data), seed=seed)
-    task = ray.remote(refit).options(num_cpus=settings.resources.cpus, num_gpus=settings.resources.gpus)
+    task = ray.remote(refit).options(**ask.options())
     try:
         return Predictor.load(ray.get(task.remote(mine, params, int(found.info["rounds"]), str(folder))))
     finally:

@@ -13,15 +13,17 @@ from ray import tune
 from ray.tune import Tuner
 from ray.tune.stopper import Stopper
 
-from bishop_ray.config import StudyConfig
+from bishop_ray.config import Params, StudyConfig
 from bishop_ray.tracking import StudyTracker
-from bishop_ray.training.groups import DRIVER_CPUS
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import train_driver
+from bishop_ray.tuning.cluster import cluster_nodes
+from bishop_ray.tuning.placement import Placement
 from bishop_ray.tuning.prepare import Prepared
 from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
 from bishop_ray.tuning.recorder import Recorders, StudyRecorder
+from bishop_ray.tuning.room import Node
 from bishop_ray.tuning.scheduler import PerModel, make_scheduler
 from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
 from bishop_ray.tuning.space import SearchSpace
@@ -43,6 +45,7 @@ class Family:
         asker: Hands out its points.
         scheduler: Stops its trials early.
         recorder: Hears what happens to its trials.
+        placement: Says what a trial asks for.
     """
 
     config: StudyConfig
@@ -54,6 +57,7 @@ class Family:
     asker: StudyAsker
     scheduler: Any
     recorder: StudyRecorder
+    placement: Placement
 
 
 def make_family(
@@ -65,6 +69,7 @@ def make_family(
     data: Any,
     listener: Callable[[Progress], None],
     startup: int = 0,
+    nodes: Sequence[Node] | None = None,
 ) -> Family:
     """Joins what a study needs to be searched.
 
@@ -77,17 +82,19 @@ def make_family(
         data: Object reference of `prepared.data`.
         listener: Called with the study's progress whenever something happened.
         startup: Trials before the sampler models anything; 0 for what suits ``config.trials``.
+        nodes: Where trials may run; None for the nodes of the cluster, empty for no prediction of what they need.
     """
     settings = TrialSettings(
         config.model, config.metric, config.max_epochs, config.seed, config.resources, config.trainer,
-        str(opened.folder), data,
+        str(opened.folder), data, config.precision,
     )  # fmt: skip
     best = best_of(opened.study)
     progress = Progress(config.trials, config.metric, count_states(opened.study), best[1] if best else None)
     asker = StudyAsker(opened.study, space, sampler_factory(config, startup))
     scheduler = make_scheduler(config, opened.study)
     recorder = StudyRecorder(opened.study, asker.asked, scheduler, tracker, progress, listener, settings)
-    return Family(config, prepared, opened, settings, tracker, progress, asker, scheduler, recorder)
+    placement = Placement(settings, prepared.data, cluster_nodes() if nodes is None else nodes)
+    return Family(config, prepared, opened, settings, tracker, progress, asker, scheduler, recorder, placement)
 
 
 class _StopAll(Stopper):
@@ -132,14 +139,22 @@ def run_search(
         return
     askers = {family.config.model: family.asker for family in families}
     settings = {family.config.model: family.settings for family in families}
+    places = {family.config.model: family.placement.of for family in families}
     trainable = tune.with_parameters(train_driver, settings=settings)
     scheduler = PerModel({family.config.model: family.scheduler for family in families})
+    recorders = {family.config.model: family.recorder for family in families}
+
+    def refuse(model: str, number: int, params: Params, reason: str) -> None:
+        recorders[model].refuse(number, params, reason)
+
     attempt = f"tune-{uuid.uuid4().hex[:8]}"
     try:
         Tuner(
-            tune.with_resources(trainable, _Resources(settings)),
+            tune.with_resources(trainable, _bundle),
             tune_config=tune.TuneConfig(
-                search_alg=RaceSearcher(askers, races, slots, total, limit),
+                search_alg=RaceSearcher(
+                    askers, races, slots, total, limit, places, families[0].placement.nodes, refuse
+                ),
                 scheduler=scheduler,
                 num_samples=total - ended,
                 reuse_actors=True,
@@ -147,7 +162,7 @@ def run_search(
             run_config=tune.RunConfig(
                 name=attempt,
                 storage_path=str(folder),
-                callbacks=[Recorders({family.config.model: family.recorder for family in families})],
+                callbacks=[Recorders(recorders)],
                 verbose=0,
                 stop=_StopAll(over) if over else None,
             ),
@@ -166,15 +181,6 @@ def run_search(
             shutil.rmtree(family.opened.folder / "train", ignore_errors=True)
 
 
-class _Resources:
-    """What a trial holds, by its model."""
-
-    def __init__(self, settings: Mapping[str, TrialSettings]) -> None:
-        self._bundles = {
-            name: {"CPU": DRIVER_CPUS} if s.through_ray_train else {"CPU": s.resources.cpus, "GPU": s.resources.gpus}
-            for name, s in settings.items()
-        }
-
-    def __call__(self, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        bundle = self._bundles[config["model"]]
-        return tune.PlacementGroupFactory([{name: amount for name, amount in bundle.items() if amount}])
+def _bundle(config: dict[str, Any]) -> tune.PlacementGroupFactory:
+    """What a trial holds; equal ones share processes."""
+    return tune.PlacementGroupFactory([config["bundle"]])

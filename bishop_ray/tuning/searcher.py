@@ -11,7 +11,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -21,8 +22,17 @@ from ray.tune.search import Searcher
 
 from bishop_ray.config import Params
 from bishop_ray.tuning.race import Race, Standing
+from bishop_ray.tuning.room import Ask, Node, TooLarge
 from bishop_ray.tuning.space import OUTSIDE, SearchSpace, flatten, unflatten
 from bishop_ray.tuning.trials import PARAMS, best_of
+
+GIVE_UP = 100
+"""A model whose points are refused so often in a row is not asked for more: its space has none that fits."""
+PATIENCE = 1.0
+"""Seconds of refusing points after which the trials that run are looked after."""
+REFUSED = object()
+
+Place = Callable[[Params], Ask | TooLarge]
 
 
 class StudyAsker:
@@ -42,6 +52,8 @@ class StudyAsker:
         trials = study.get_trials(deepcopy=False)
         self.interrupted = [t.number for t in trials if t.state == TrialState.RUNNING]
         self.asked: dict[int, Trial] = {}
+        self.refused = 0
+        """Points in a row that could run nowhere."""
 
     @property
     def started(self) -> int:
@@ -50,8 +62,8 @@ class StudyAsker:
 
     @property
     def searchable(self) -> bool:
-        """Whether a further trial could differ: a space without ranges has one point."""
-        return bool(self._space.searched) or self.started < max(1, len(self._space.first))
+        """Whether a further trial could differ: a space without ranges has one point, and some fit nowhere at all."""
+        return self.refused < GIVE_UP and (bool(self._space.searched) or self.started < max(1, len(self._space.first)))
 
     def ask(self) -> tuple[int, Params]:
         """Number and parameters of the next trial."""
@@ -80,8 +92,21 @@ class StudyAsker:
         return unflatten(point)
 
 
+@dataclass(frozen=True)
+class Point:
+    """A trial that was asked for and has its place: number and parameters in the study of `model`."""
+
+    model: str
+    number: int
+    params: Params
+    ask: Ask
+
+
 class RaceSearcher(Searcher):
     """One searcher over a study per model.
+
+    A point that needs more than is free now is held back, and no other of its kind of slot is begun before it: small
+    trials would else pass it by for ever. Tune itself then never waits for resources with a trial's clock running.
 
     Args:
         askers: By model.
@@ -90,6 +115,9 @@ class RaceSearcher(Searcher):
         total: Trials that all studies together shall have.
         limit: Seconds a trial may take, asked with the models that wait for the kind's slots in this round and the
             number of those slots; 0 for no limit, negative when no further trial may begin.
+        places: By model: what a point asks for; a model without one asks for nothing.
+        nodes: What there is to ask for.
+        refuse: Hears model, number, parameters and reason of a trial that can run nowhere.
     """
 
     def __init__(
@@ -99,38 +127,87 @@ class RaceSearcher(Searcher):
         slots: Mapping[str, int],
         total: int,
         limit: Callable[[Race, int, int], float],
+        places: Mapping[str, Place] | None = None,
+        nodes: Sequence[Node] = (),
+        refuse: Callable[[str, int, Params, str], None] = lambda model, number, params, reason: None,
     ) -> None:
         super().__init__(metric=None, mode=None)
         self._askers, self._races, self._slots = askers, races, slots
         self._total, self._limit = total, limit
-        self._live: dict[str, str] = {}
+        self._places, self._nodes, self._refuse = places or {}, nodes, refuse
+        self._live: dict[str, Point] = {}
+        self._held: dict[str, Point] = {}
 
     def suggest(self, trial_id: str) -> Any:
-        """The next configuration ``{"model", "number", "params", "ends"}``, None to be asked again, or FINISHED."""
-        running = Counter(self._live.values())
-        if all(sum(running[name] for name in race.names) >= self._slots[kind] for kind, race in self._races.items()):
-            return None  # Tune asks again at every step: no study is read for that
+        """The next configuration, None to be asked again, or FINISHED.
+
+        A configuration is ``{"model", "number", "params", "ends", "bundle"}``; ``bundle`` is what the trial holds.
+        """
+        began = time.monotonic()
+        while not all(self._waits(kind) for kind in self._races):
+            found = self._next(trial_id)
+            if found is not REFUSED:
+                return found
+            if time.monotonic() - began > PATIENCE:
+                break
+        return None  # Tune asks again at every step: no study is read for that
+
+    def _next(self, trial_id: str) -> Any:
+        """As `suggest`, or REFUSED for a point that can run nowhere."""
+        running = Counter(point.model for point in self._live.values())
         standings = [asker.standing(name, running[name]) for name, asker in self._askers.items()]
         full = sum(s.started for s in standings) >= self._total
         busy = False
         for kind, race in self._races.items():
-            if sum(running[name] for name in race.names) >= self._slots[kind]:
+            if self._waits(kind):
                 busy = True
                 continue
             mine = [s for s in standings if s.name in race.names]
-            if full and not any(s.interrupted for s in mine):
-                continue
-            if (name := race.next(mine)) is None:
-                continue
+            held, name = self._held.get(kind), None
+            if held is None:
+                if full and not any(s.interrupted for s in mine):
+                    continue
+                if (name := race.next(mine)) is None:
+                    continue
             seconds = self._limit(race, race.waiting(mine), self._slots[kind])
             if seconds < 0:
                 continue
-            self._live[trial_id] = name
-            number, params = self._askers[name].ask()
+            if name is not None and (held := self._draw(name)) is None:
+                return REFUSED
+            assert held is not None
+            self._held[kind] = held
+            if self._waits(kind):
+                busy = True
+                continue
+            self._live[trial_id] = self._held.pop(kind)
             ends = time.time() + seconds if seconds else 0.0
-            return {"model": name, "number": number, "params": params, "ends": ends}
-        more = not full or any(s.interrupted for s in standings)
+            bundle = held.ask.bundle()
+            return {"model": held.model, "number": held.number, "params": held.params, "ends": ends, "bundle": bundle}
+        more = not full or bool(self._held) or any(s.interrupted for s in standings)
         return None if busy and more else str(Searcher.FINISHED)
+
+    def _draw(self, name: str) -> Point | None:
+        """The model's next point, or None if it can run nowhere."""
+        asker = self._askers[name]
+        number, params = asker.ask()
+        ask = self._places[name](params) if name in self._places else Ask()
+        if isinstance(ask, TooLarge):
+            asker.refused += 1
+            self._refuse(name, number, params, ask.reason)
+            return None
+        asker.refused = 0
+        return Point(name, number, params, ask)
+
+    def _waits(self, kind: str) -> bool:
+        """Whether the kind has no slot free, or too little room for the point that is held back."""
+        names = self._races[kind].names
+        if sum(point.model in names for point in self._live.values()) >= self._slots[kind]:
+            return True
+        held = self._held.get(kind)
+        # Where nothing runs, nothing is worth waiting for: Ray has the last word.
+        if held is None or not self._live:
+            return False
+        return not held.ask.fits([point.ask for point in self._live.values()], self._nodes)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """The slot is free; the recorder tells the study, since only it knows why a trial ended."""

@@ -95,7 +95,9 @@ def _run(
         listener(progress)
         params = params_of(opened.study, best[0])
         try:
-            final = final_evaluation(config, settings, prepared, best[0], params, deadline, opened.count_test_opening)
+            final = final_evaluation(
+                config, settings, prepared, best[0], params, deadline, opened.count_test_opening, family.placement
+            )
         except TrainingFailed as error:
             raise StudyFailed(str(error)) from error
         result = finish(config, prepared, opened, tracker, best, final, opened.add_seconds(time.time() - started))

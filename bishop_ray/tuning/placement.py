@@ -1,0 +1,123 @@
+"""What the trials of a study need, predicted before they start: a class of memory, or a refusal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bishop_ray.config import Params
+from bishop_ray.data.table import Table
+from bishop_ray.training.groups import DRIVER_CPUS
+from bishop_ray.training.trial import StudyData, TrialSettings
+from bishop_ray.tuning.room import PROCESS, Ask, Node, TooLarge, gpu_class, memory_class
+
+logger = logging.getLogger(__name__)
+
+SAFETY = 1.2
+"""Predicted memory of a step is multiplied by this: allocators fragment, and predictions err by up to 20 %."""
+CONTEXT = 600_000_000
+"""Bytes on a card that a process takes before it trains: the CUDA context and its libraries' workspaces."""
+LIBRARY = 160_000_000
+"""Bytes of a library of trees and its code (measured: 110 to 150 MiB)."""
+COPIES = 5
+"""Tables' worth of memory that a library of trees takes beside the table (measured on 200,000 x 50: 2.1 to 4.5)."""
+MICRO_BATCHES = 8
+"""Parts into which a batch may be cut when memory ends: what fits in no such part fits nowhere."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Predicted bytes of a trial.
+
+    Attributes:
+        whole: With its full batch.
+        least: With the smallest part of a batch that a step may be cut into.
+        what: What they are for, in words.
+    """
+
+    whole: float
+    least: float
+    what: str
+
+
+class Placement:
+    """Predicts what the trials of one study need.
+
+    Args:
+        settings: What the trials share.
+        data: What they train on.
+        nodes: Where they may run; without any nothing is predicted.
+    """
+
+    def __init__(self, settings: TrialSettings, data: StudyData, nodes: Sequence[Node]) -> None:
+        self._settings, self.nodes = settings, tuple(nodes)
+        self._spec, self._rows = data.spec, len(data.train)
+        self._table = _size(data.train) + _size(data.validation)
+
+    def of(self, params: Params) -> Ask | TooLarge:
+        """What a trial asks for, or why it can run nowhere: neither of them starts anything."""
+        resources = self._settings.resources
+        limit, where = self._limit()
+        need = self.need(params) if limit else None
+        if need is not None and need.least > limit:
+            return TooLarge(f"predicted {_gb(need.whole)} for {need.what}; the largest {where} has {_gb(limit)}")
+        if self._settings.through_ray_train:
+            return Ask(DRIVER_CPUS)
+        if need is None or not resources.packed:
+            return Ask(resources.cpus, resources.gpus)
+        if resources.gpus:
+            return Ask(resources.cpus, gpu_class(need.whole, self.nodes, resources.gpus))
+        return Ask(resources.cpus, 0.0, memory_class(need.whole, self.nodes, resources.cpus))
+
+    def again(self, params: Params) -> Ask:
+        """What a training after the search asks for, of a point that a trial has trained: that it fits is known."""
+        resources = self._settings.resources
+        ask = self.of(params)
+        if isinstance(ask, TooLarge) or self._settings.through_ray_train:
+            return Ask(resources.cpus, resources.gpus)
+        return ask
+
+    def at_a_time(self, ask: Ask, most: int) -> int:
+        """How many trainings with `ask` run side by side, at most `most`."""
+        return max(1, min(most, ask.at_a_time(self.nodes))) if self.nodes else most
+
+    def need(self, params: Params) -> Need:
+        """Predicted bytes on the device, or in the process of a trial on CPUs."""
+        base = (CONTEXT if self._settings.resources.gpus else PROCESS) + self._table
+        if not self._settings.is_network:
+            base += COPIES * self._table + LIBRARY
+            return Need(base, base, f"a table of {self._rows} rows")
+        train = self._settings.trial(params).train
+        rows = min(-(-train.batch_size // self._settings.resources.workers), self._rows)
+        part = max(1, rows // MICRO_BATCHES)
+        whole = least = base + SAFETY * self._step(params, rows)
+        if whole > self._limit()[0]:
+            least = base + SAFETY * self._step(params, part)
+        return Need(whole, least, f"a step of {rows} rows")
+
+    def _limit(self) -> tuple[int, str]:
+        """The most memory that a trial can have anywhere, and what has it; 0 where it is not known."""
+        resources = self._settings.resources
+        able = [node for node in self.nodes if node.cpus >= resources.cpus and node.gpus >= resources.gpus]
+        if resources.gpus:
+            return max((node.gpu_memory for node in able), default=0), "GPU"
+        return max((node.memory for node in able), default=0), "node"
+
+    def _step(self, params: Params, rows: int) -> float:
+        """Bytes of a training step; 0 for a configuration that cannot be built, whose trial tells why."""
+        from bishop_ray.models.cost import training_cost
+
+        try:
+            return float(training_cost(self._settings.model, self._spec, params["model"], rows).memory)
+        except (ValueError, TypeError, RuntimeError) as error:
+            logger.debug("no prediction for %s: %s", self._settings.model, error)
+            return 0.0
+
+
+def _size(table: Table) -> int:
+    return int(table.x_num.nbytes + table.x_cat.nbytes + table.y.nbytes)
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
