@@ -1,0 +1,202 @@
+"""Predicted cost against measurement: the profiler's record of the CPU allocator, FLOP counts of a real step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from model_training import default_params
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from bishop_ray.config import StudyConfig
+from bishop_ray.data.split import protocol
+from bishop_ray.data.suites import embedded_ref
+from bishop_ray.data.table import TableSpec, TaskType
+from bishop_ray.models import MODELS, create_model, t2g_former
+from bishop_ray.models.base import Network
+from bishop_ray.models.cost import _training_cost, flops, memory, training_cost
+from bishop_ray.tuning.forecast import forecast
+
+NETWORKS = tuple(name for name, info in MODELS.items() if info.kind == "network")
+FEW = TableSpec(TaskType.BINARY, 3, (5, 4), 2)
+MANY = TableSpec(TaskType.REGRESSION, 24, (4, 9, 3, 6, 2, 5), 1)
+CASES = (
+    pytest.param(FEW, 16, id="few-16"),
+    pytest.param(FEW, 80, id="few-80", marks=pytest.mark.slow),
+    pytest.param(MANY, 16, id="many-16", marks=pytest.mark.slow),
+    pytest.param(MANY, 80, id="many-80"),
+)
+every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def batch_of(spec: TableSpec, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    codes = [torch.randint(size, (rows,)) for size in spec.cat_cardinalities]
+    y = torch.randint(spec.n_out, (rows,)) if spec.task.is_classification else torch.randn(rows)
+    return torch.randn(rows, spec.n_num), torch.stack(codes, dim=1), y
+
+
+def train(name: str, spec: TableSpec, hparams: dict[str, Any], rows: int, precision: str = "fp32") -> None:
+    """Two steps of a network built here: from the second on Adam's moments are there."""
+    table = batch_of(spec, rows)
+    network = create_model(name, spec, hparams)
+    assert isinstance(network, Network)
+    optimizer = torch.optim.Adam(network.train().parameters(), fused=True)
+    for _ in range(2):
+        x_num, x_cat, y = (part.clone() for part in table)
+        with torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext():
+            out = network(x_num, x_cat)
+        loss = network.loss(out.float(), y)
+        penalty = network.penalty()
+        (loss if penalty is None else loss + penalty).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def measured(name: str, spec: TableSpec, hparams: dict[str, Any], rows: int, precision: str = "fp32") -> int:
+    """Peak of what the CPU allocator gave out, less the table."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        train(name, spec, hparams, rows, precision)
+    assert record.profiler is not None
+    assert record.profiler.kineto_results is not None
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return peak - sum(part.untyped_storage().nbytes() for part in batch_of(spec, rows))
+
+
+@every_network
+@pytest.mark.parametrize(("spec", "rows"), CASES)
+def test_memory_is_what_the_allocator_gives_out(name: str, spec: TableSpec, rows: int) -> None:
+    hparams = default_params(name)["model"]
+    assert memory(name, spec, hparams, rows) == pytest.approx(measured(name, spec, hparams, rows), rel=0.2)
+
+
+@pytest.mark.slow
+@every_network
+def test_memory_of_mixed_precision(name: str) -> None:
+    hparams = default_params(name)["model"]
+    predicted = memory(name, MANY, hparams, 80, precision="bf16")
+    assert predicted == pytest.approx(measured(name, MANY, hparams, 80, "bf16"), rel=0.2)
+
+
+@every_network
+def test_flops_are_those_of_a_real_step(name: str) -> None:
+    hparams = default_params(name)["model"]
+    # Counted on attention's plain formula: the counter does not know the CPU's fused kernel.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        train(name, FEW, hparams, 16)
+    assert counter.get_total_flops() > 0
+    assert 2 * flops(name, FEW, hparams, 16) == pytest.approx(counter.get_total_flops(), rel=0.2)
+
+
+def test_flops_of_an_mlp_by_hand() -> None:
+    rows, width, blocks = 50, 40, 3
+    inputs = 3 + 4 + 3  # numbers and known levels
+    first, others = inputs * width, (blocks - 1) * width * width + width * FEW.n_out
+    # Forward, gradients of weights, gradients of inputs; the table needs none.
+    expected = 2 * rows * (2 * first + 3 * others)
+    assert flops("mlp", FEW, {"n_blocks": blocks, "d_block": width}, rows) == expected
+
+
+def association(leading: int, queries: int, memories: int, width: int, *, query_rows: int) -> int:
+    """Multiply-adds of query, key, value and output projections, scores and weighted values."""
+    cells = leading * memories * width * width * 2 + (query_rows + leading * queries) * width * width
+    return cells + 2 * leading * queries * memories * width
+
+
+def bishop_block(rows: int, columns: int, patches: int, width: int, d_ff: int, n_pool: int) -> int:
+    cells = rows * columns * patches
+    within = association(rows * columns, patches, patches, width, query_rows=cells)
+    pool = association(rows * patches, n_pool, columns, width, query_rows=patches * n_pool)
+    read = association(rows * patches, columns, n_pool, width, query_rows=cells)
+    return within + pool + read + 2 * (2 * cells * width * d_ff)
+
+
+def test_flops_of_a_bishop_by_hand() -> None:
+    rows, columns, stride, width, d_ff, n_pool, merge, decoded = 7, 5, 4, 24, 40, 3, 2, 8
+    hparams = {
+        "d_embedding": 16, "stride": stride, "n_pool": n_pool, "n_merge": merge, "d_model": width, "d_ff": d_ff,
+        "n_heads": 4, "n_encoder_levels": 2, "decoder": False, "n_decoded": decoded, "dropout": 0.1,
+    }  # fmt: skip
+    patches, merged = 4, 2
+    products = rows * columns * patches * stride * width  # patches
+    products += bishop_block(rows, columns, patches, width, d_ff, n_pool)
+    products += rows * columns * merged * merge * width * width
+    products += bishop_block(rows, columns, merged, width, d_ff, n_pool)
+    products += rows * columns * merged * width * decoded
+    inputs = columns * decoded
+    products += rows * (inputs * 4 * inputs + 4 * inputs * 2 * inputs + 2 * inputs * inputs + inputs * FEW.n_out)
+    assert flops("bishop", FEW, hparams, rows) == pytest.approx(3 * 2 * products, rel=0.05)
+
+
+def test_what_does_not_fit_anywhere_is_predicted_without_allocating() -> None:
+    hparams = {"d_embedding": 320, "stride": 1, "d_model": 1024, "n_encoder_levels": 3}
+    assert memory("bishop", MANY, hparams, 32) > 8e10
+
+
+def test_pieces_computed_again_keep_their_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(t2g_former, "_WEIGHTS", 8 * 31**2 * 20)  # 20 rows at a time
+    _training_cost.cache_clear()
+    hparams = {"n_layers": 2, "d_embedding": 64}
+    pieces = memory("t2g_former", MANY, hparams, 80, precision="bf16")
+    assert pieces == pytest.approx(measured("t2g_former", MANY, hparams, 80, "bf16"), rel=0.2)
+    monkeypatch.undo()
+    _training_cost.cache_clear()
+    assert pieces < 0.6 * memory("t2g_former", MANY, hparams, 80, precision="bf16")
+
+
+def test_a_prediction_moves_no_seed() -> None:
+    before = torch.get_rng_state()
+    _training_cost.cache_clear()
+    training_cost("tabm", FEW, {"d_block": 16}, 16)  # parts of it are built on the CPU all the same
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_cannot_be_predicted_is_named() -> None:
+    with pytest.raises(ValueError, match="only networks have a predicted cost; found 'gbdt'"):
+        training_cost("gbdt", FEW, {}, 16)
+    with pytest.raises(ValueError, match="batch_size must be >= 1; found 0"):
+        training_cost("mlp", FEW, {}, 0)
+    with pytest.raises(ValueError, match="precision must be one of fp32, bf16; found 'fp8'"):
+        training_cost("mlp", FEW, {}, 16, "fp8")
+    with pytest.raises(ValueError, match="n_blocks"):
+        training_cost("mlp", FEW, {"n_blocks": 0}, 16)
+
+
+def study(model: str, space: str) -> StudyConfig:
+    ref = embedded_ref("iris")
+    return StudyConfig(ref, model, space, trials=1, max_epochs=1, metric="", split=protocol(ref, None, None))
+
+
+def test_forecast_finds_the_costliest_corner(tmp_path: Any) -> None:
+    space = tmp_path / "own.yaml"
+    space.write_text(
+        "first: [{model: {n_blocks: 2, d_block: 16, dropout: 0.0}, train: {batch_size: 32}}]\n"
+        "model:\n  n_blocks: {int: [1, 3]}\n  d_block: {choice: [64, 16]}\n  dropout: {float: [0.0, 0.5]}\n"
+        "train:\n  batch_size: {choice: [32, 128]}\n"
+    )
+    text = forecast(study("mlp", str(space)), FEW, 100, 1)
+    first = training_cost("mlp", FEW, {"n_blocks": 2, "d_block": 16, "dropout": 0.0}, 32)
+    largest = training_cost("mlp", FEW, {"n_blocks": 3, "d_block": 64, "dropout": 0.5}, 100)
+    assert text == (
+        f"predicted: default {first.flops / 1e3:.3g} kFLOP, {first.memory / 1e3:.3g} kB a step of 32 rows; "
+        f"largest found in the space {largest.flops / 1e6:.3g} MFLOP, {largest.memory / 1e3:.3g} kB a step of 100 rows"
+    )
+    assert forecast(study("lightgbm", "lightgbm"), FEW, 100, 1) == ""
