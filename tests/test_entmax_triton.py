@@ -97,17 +97,17 @@ SPREADS = [1e-3, 0.05, 0.3, 1.0, 10.0, 1e4]
 
 
 @WITH_TRITON
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 10, 41])
-def test_forward_equals_bisection(interpreted: Run, length: int, ties: bool) -> None:
-    grid = [(a, s) for a in ALPHAS for s in SPREADS]
-    scores = torch.cat([_scores(4, length, s, seed=i, ties=ties) for i, (_, s) in enumerate(grid)])
-    alpha = torch.tensor([a for a, _ in grid]).repeat_interleave(4)
+@pytest.mark.parametrize("length", [1, 2, 4, 10, 41])
+def test_forward_equals_bisection(interpreted: Run, length: int) -> None:
+    grid = list(itertools.product(ALPHAS, SPREADS, [False, True]))
+    rows = 1 if length > 10 else 2
+    scores = torch.cat([_scores(rows, length, s, seed=i, ties=t) for i, (_, s, t) in enumerate(grid)])
+    alpha = torch.tensor([a for a, _, _ in grid]).repeat_interleave(rows)
     _check(interpreted, scores, alpha)
 
 
 @WITH_TRITON
-@pytest.mark.parametrize("length", [65, 129, 256, 512])
+@pytest.mark.parametrize("length", [129, 512])
 def test_long_rows_equal_bisection(interpreted: Run, length: int) -> None:
     grid = [(1.0 + 1e-5, 0.3), (1.5, 1.0), (1.9, 0.3), (2.0, 0.05), (2.0, 0.3), (1.5, 1e4)]
     scores = torch.cat([_scores(1, length, s, seed=length, ties=i == 4) for i, (_, s) in enumerate(grid)])
@@ -170,7 +170,7 @@ def test_softmax_limit_keeps_relative_precision(interpreted: Run) -> None:
 
 @WITH_TRITON
 def test_ties_stay_equal_and_pairs_stay_ordered(interpreted: Run) -> None:
-    gaps = torch.linspace(0, 1.5, 301)
+    gaps = torch.linspace(0, 1.5, 101)
     larger = interpreted("forward", torch.stack([gaps, torch.zeros_like(gaps)], -1), torch.tensor([2.0]))[:, 0]
     assert larger[0] == 0.5
     assert (larger - (0.5 + gaps / 2).clamp(max=1)).abs().max() < 2e-7, "exact: linear at α = 2"
@@ -181,7 +181,7 @@ def test_ties_stay_equal_and_pairs_stay_ordered(interpreted: Run) -> None:
 
 
 @WITH_TRITON
-@pytest.mark.parametrize("length", [2, 10, 41])
+@pytest.mark.parametrize("length", [10, 41])
 def test_gradients_equal_those_in_float64(interpreted: Run, length: int) -> None:
     for i, alpha in enumerate([ALPHA_MIN, 1.01, 1.2, 1.5, 1.9, 2.0]):
         scores, upstream = _scores(40, length, 1.5, seed=i), _scores(40, length, 1.0, seed=100 + i)
@@ -202,6 +202,7 @@ def test_gradient_of_alpha_per_row(interpreted: Run) -> None:
     found = interpreted("backward", interpreted("forward", scores, alpha), upstream, alpha, True)
     assert (found[0] - d_scores).abs().max() < 1e-5
     assert found[1].shape == (12,)
+    assert interpreted("backward", p.float(), upstream, torch.tensor(1.5), True)[1].shape == ()
     assert ((found[1] - d_alpha).abs() < 1e-5 + 1e-5 * d_alpha.abs()).all()
     assert interpreted("backward", p.float(), upstream, alpha, False)[1] is None
 

@@ -68,8 +68,9 @@ def _steps(length: int) -> int:
     """The number of evaluations that is enough for any row of `length` entries.
 
     Newton's method on a convex increasing function cuts the product of value and slope by 4 at each step. The value
-    starts below n^a and ends at float32's 2^-24; the slope falls by n^a at most, n entries, a <= 1: log2(n) + 12 steps
-    and the evaluation at their end. Measured on random rows: 3 to 9.
+    ``(q - 1)/a`` starts below n and is done at float32's 2^-24, the slope falls from n at most to 1: log2(n) + 12 steps
+    and the evaluation at their end. Random rows take 3 to 9; rows built against the method, at α = 2, took 14 of the 22
+    for n = 512.
     """
     return (length - 1).bit_length() + 13
 
@@ -85,7 +86,7 @@ def forward(scores: Tensor, alpha: Tensor) -> Tensor:
     Args:
         scores: (R, S), as `available` asks. ``-inf`` gives exactly 0, a row of ``-inf`` zeros, a NaN or ``+inf`` makes
             its row NaN.
-        alpha: In (1, 2], on the same device: (1,) for all rows, or (R,). Not checked, not copied to the host.
+        alpha: In (1, 2], on the same device: one element for all rows, or (R,). Not checked, not copied to the host.
     """
     from bishop_ray.models.bishop.entmax_kernels import forward_kernel
 
@@ -107,7 +108,7 @@ def backward(p: Tensor, grad: Tensor, alpha: Tensor, need_alpha: bool) -> tuple[
     Args:
         p: (R, S), what `forward` gave.
         grad: (R, S), the gradient with respect to `p`.
-        alpha: (1,) or (R,), as given to `forward`.
+        alpha: One element or (R,), as given to `forward`.
         need_alpha: Whether the gradient of `alpha` is wanted; else None is returned for it.
     """
     from bishop_ray.models.bishop.entmax_kernels import backward_kernel
@@ -127,4 +128,4 @@ def backward(p: Tensor, grad: Tensor, alpha: Tensor, need_alpha: bool) -> tuple[
     if not need_alpha:
         return d_scores, None
     d_alpha = sums if per_row else sums.sum(0, keepdim=True)
-    return d_scores, d_alpha.to(alpha.dtype)
+    return d_scores, d_alpha.reshape(alpha.shape).to(alpha.dtype)
