@@ -138,3 +138,21 @@ def test_runs_without_the_libraries_of_the_platform() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_peak_of_a_step(harness: Any) -> None:
+    network = torch.nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.Adam(network.parameters())
+    x = torch.randn(4096, 256)
+    weight, activation = 256 * 256 * 4, 4096 * 256 * 4
+
+    def step() -> None:
+        optimizer.zero_grad()
+        network(x).relu().sum().backward()
+        optimizer.step()
+
+    step()
+    held, above = harness.peak_memory(step, network, optimizer, CPU)
+    assert 3 * weight <= held - above <= 3 * weight + 64, "weights and two moments"
+    # Both activations, or one with the gradient of the other, are alive together, and no third.
+    assert 2 * activation <= above < 2 * activation + 3 * weight
