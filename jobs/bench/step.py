@@ -5,7 +5,7 @@
 The table has 8 categorical and 6 numerical columns and two classes. A step is forward, loss, backward, clipping and the
 optimizer's update, and the batch's way to the network: theirs casts and moves what a DataLoader gave (the DataLoader
 itself is not timed), ours gathers rows of a table on the device. The configuration is theirs on both sides, the head
-unbounded; only their category tables have 5,000 rows each, ours as many as there are categories. The sides alternate; on
+unbounded; only their category tables have 5,000 rows each, ours as many as there are categories. Sides alternate; on
 CUDA a timed call is the mean of several steps, which do not wait for each other where nothing in them asks for a
 number. Memory is the peak of a step with all that is held, and what of it comes on top of weights and moments. Modes
 beyond eager are for CUDA: the whole step as a graph, the network compiled, or both.
