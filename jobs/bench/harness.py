@@ -175,16 +175,29 @@ def graphed(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def peak_memory(
-    step: Callable[[], object], network: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    step: Callable[[], object],
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    others: Sequence[Tensor] = (),
 ) -> tuple[int, int]:
-    """Bytes at the worst moment of a training step that has been done before, and what of it is not held for good.
+    """Bytes at the worst moment of a training step that has been done before, and what of it is more than necessary.
 
-    The first number counts weights, buffers and the optimizer's moments; the second does not: it is activations,
-    gradients and scratch memory that PyTorch allocates. On the CPU it is the sum over the profiler's records of
-    allocations, so that libraries' own scratch memory is missing; on CUDA the caching allocator's peak.
+    The first number counts all that is held, the second leaves out weights, buffers and the optimizer's moments. On the
+    CPU it is the sum over the profiler's records of allocations, so that libraries' own scratch memory is missing; on
+    CUDA the caching allocator's peak.
+
+    Args:
+        step: One step.
+        network: The network.
+        optimizer: Its optimizer.
+        device: Where they are.
+        others: Tensors beyond these that are held from step to step.
     """
-    for_good = _bytes([*network.parameters(), *network.buffers(), *_moments(optimizer)])
-    optimizer.zero_grad(set_to_none=True)  # the profiler does not know the size of what it has not seen allocated
+    network.zero_grad(set_to_none=True)  # the profiler does not know the size of what it has not seen allocated
+    necessary = [*network.parameters(), *network.buffers(), *_moments(optimizer)]
+    kept = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    held = _bytes([*necessary, *kept, *others])
     if device.type == "cuda":
         synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -199,7 +212,7 @@ def peak_memory(
         events: Any = recorded.profiler.kineto_results.events()
         changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
         rise = max(accumulate(change for _, change in changes))
-    return for_good + rise, rise
+    return held + rise, held + rise - _bytes(necessary)
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:

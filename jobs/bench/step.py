@@ -97,6 +97,7 @@ class Ours:
         self.passes.micro_batch = variant.micro_batch
         self.stepper = Stepper(self.network, TrainConfig(), Ranks(device))
         self.optimizer = self.stepper.optimizer
+        self.held = [value for value in vars(self.stepper).values() if isinstance(value, Tensor)]
         self.index = data.batches[0].to(device)
         self.last = torch.zeros((), device=device)
         self._batches = cycle([batch.to(device) for batch in data.batches])
@@ -134,6 +135,7 @@ class Theirs:
         optimizer = torch.optim.AdamW(network.parameters(), lr=AUTHORS_RATE)
         self.network, self.optimizer = network.train(), optimizer
         self.last, self.precision = math.nan, "fp32"
+        self.held: list[Tensor] = []
         self._batches = cycle([(x_cat[rows], x_num[rows], y[rows]) for rows in data.batches])
         self.flops = count_flops(self)
 
@@ -171,7 +173,7 @@ def measure(args: argparse.Namespace, reference: Reference | None, batch: int, d
     sides = build(args, reference, batch, device)
     seconds = medians(interleave(sides, args.repeats, device, inner=args.inner or (10 if device.type == "cuda" else 1)))
     memory = {
-        name: peak_memory(side, side.network, side.optimizer, device)
+        name: peak_memory(side, side.network, side.optimizer, device, side.held)
         for name, side in sides.items()
         if not name.endswith("graph")  # a replay allocates nothing: its memory was taken at the capture
     }
