@@ -94,3 +94,29 @@ def test_a_resume_keeps_both_rates(tmp_path):
     resumed, _, after = fit(**setting, network=TwoRates(spec_of(TaskType.BINARY)), resume_from=tmp_path)
     assert numbers(before + after) == numbers(seen)
     assert same_weights(whole, resumed)
+
+
+def test_parameters_get_memory_of_their_own_after_training(tmp_path):
+    """Views of one flat tensor cannot be saved one by one, and keep all of it alive."""
+    network, _, _ = fit(network=two_rates(), checkpoint_to=tmp_path)
+    starts = [p.untyped_storage().data_ptr() for p in network.parameters()]
+    assert len(set(starts)) == len(starts)
+    assert all(p.untyped_storage().nbytes() == p.numel() * 4 for p in network.parameters())
+    with safe_open(tmp_path / FILE, "pt") as file:
+        for name, parameter in network.named_parameters():
+            assert file.get_tensor(f"exp_avg/{name}").shape == parameter.shape
+            assert float(file.get_tensor(f"step/{name}")) == 28  # 7 batches, 4 epochs
+
+
+@pytest.mark.parametrize("wide", [0, 10**9])
+def test_finite_gradients_that_overflow_together_name_the_largest(wide, monkeypatch):
+    monkeypatch.setattr("bishop_ray.training.steps.WIDE", wide)
+    network = two_rates()
+    stepper = Stepper(network, CONFIG, Ranks(torch.device("cpu")))
+    before = [p.detach().clone() for p in network.parameters()]
+    for name, parameter in network.named_parameters():
+        parameter.grad = torch.full_like(parameter, 1e19 if name == "last.weight" else 5e17)
+    stepper.step()
+    assert stepper.failed()
+    assert stepper.bad_gradient() == "last.weight"
+    assert all(torch.equal(a, p) for a, p in zip(before, network.parameters(), strict=True))

@@ -10,21 +10,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bishop_ray.errors import UserError
+from bishop_ray.training.steps import Stepper
 
 FILE = "last.safetensors"
 FORMAT = 1
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 SHARE = 20
 """A save is due when training lasted this many times as long as the save before: about 5 % of the time."""
 
@@ -57,7 +56,7 @@ def has_state(folder: Path) -> bool:
 def save_state(
     folder: Path,
     network: nn.Module,
-    optimizer: Optimizer,
+    stepper: Stepper,
     scheduler: ReduceLROnPlateau,
     best: Mapping[str, Tensor],
     progress: Mapping[str, Any],
@@ -68,7 +67,7 @@ def save_state(
     Args:
         folder: Made when missing; one training per folder.
         network: Its state dict is written.
-        optimizer: Adam or AdamW over the network's parameters.
+        stepper: Of the network's parameters.
         scheduler: The learning-rate scheduler.
         best: State dict of the best epoch so far.
         progress: JSON values: epoch and early-stopping state.
@@ -76,11 +75,11 @@ def save_state(
     """
     tensors = {f"weights/{name}": tensor for name, tensor in network.state_dict().items()}
     tensors |= {f"best/{name}": tensor for name, tensor in best.items()}
-    tensors |= {key: optimizer.state[p][moment] for key, p, moment in _moments(network, optimizer)}
+    tensors |= stepper.moments()
     header = {
         "format": FORMAT,
         "identity": identity,
-        "lr": [group["lr"] for group in optimizer.param_groups],
+        "lr": [float(group["lr"]) for group in stepper.optimizer.param_groups],
         "scheduler": scheduler.state_dict(),
         "progress": progress,
     }
@@ -96,11 +95,11 @@ def save_state(
 def load_state(
     folder: Path,
     network: nn.Module,
-    optimizer: Optimizer,
+    stepper: Stepper,
     scheduler: ReduceLROnPlateau,
     identity: Mapping[str, Any],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Puts a checkpoint into network, optimizer and scheduler, all on the network's device.
+    """Puts a checkpoint into network, stepper and scheduler, all on the network's device.
 
     Returns:
         The best state dict and the progress, as they were saved.
@@ -120,11 +119,10 @@ def load_state(
     weights = {key.removeprefix("weights/"): tensor for key, tensor in moved.items() if key.startswith("weights/")}
     try:
         network.load_state_dict(weights)
-        for name, parameter in _parameters(network, optimizer):
-            optimizer.state[parameter] = {moment: moved[f"{moment}/{name}"] for moment in MOMENTS}
+        stepper.load_moments(moved)
     except (RuntimeError, KeyError) as error:
         raise UserError(f"checkpoint {path} does not fit the network: {' '.join(str(error).split())[:200]}") from error
-    for group, rate in zip(optimizer.param_groups, header["lr"], strict=True):
+    for group, rate in zip(stepper.optimizer.param_groups, header["lr"], strict=True):
         group["lr"] = rate
     scheduler.load_state_dict(header["scheduler"])
     return best, dict(header["progress"])
@@ -150,18 +148,6 @@ def _check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str,
                 f"checkpoint {path} belongs to another training: "
                 f"{key} is {found.get(key)!r}, expected {wanted.get(key)!r}"
             )
-
-
-def _parameters(network: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
-    """The optimizer's parameters under the network's names."""
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return ((name, p) for name, p in network.named_parameters() if id(p) in trained)
-
-
-def _moments(network: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter, str]]:
-    for name, parameter in _parameters(network, optimizer):
-        for moment in MOMENTS:
-            yield f"{moment}/{name}", parameter, moment
 
 
 def _flush(path: Path) -> None:

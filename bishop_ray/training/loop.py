@@ -94,7 +94,8 @@ def fit_network(
         stop = on_epoch(fit.result(reason))
         reason = reason or ("stopped" if fit.ranks.agree(float(stop))[0] else "")
         if saver is not None and (reason or saver.due()):
-            saver.save(network, fit.stepper.optimizer, fit.scheduler, fit.best, asdict(fit.progress), fit.identity)
+            saver.save(network, fit.stepper, fit.scheduler, fit.best, asdict(fit.progress), fit.identity)
+    fit.stepper.release()
     if not keep_last:
         network.load_state_dict(fit.best)
     network.eval()
@@ -149,8 +150,7 @@ class _Fit:
         return epoch
 
     def _load(self, folder: Path) -> int:
-        optimizer = self.stepper.optimizer
-        self.best, progress = load_state(folder, self.network, optimizer, self.scheduler, self.identity)
+        self.best, progress = load_state(folder, self.network, self.stepper, self.scheduler, self.identity)
         self.progress = Progress(**progress)
         self.passes.micro_batch = self.progress.micro_batch
         return int(self.progress.last["epoch"])

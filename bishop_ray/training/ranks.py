@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Ranks:
@@ -37,17 +37,6 @@ class Ranks:
         """`tensor` summed over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
-
-    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Every gradient summed over all ranks, in one collective operation; each parameter must have one."""
-        if self.size == 1:
-            return
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat)
-        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
 
     def gather(self, part: Tensor, rows: int) -> Tensor:
         """(rows, K) on every rank, from each rank's `share` of the rows."""
