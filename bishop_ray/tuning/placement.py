@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bishop_ray.config import Params
 from bishop_ray.data.table import Table
@@ -52,7 +53,7 @@ class Placement:
 
     def __init__(self, settings: TrialSettings, data: StudyData, nodes: Sequence[Node]) -> None:
         self._settings, self.nodes = settings, tuple(nodes)
-        self._spec, self._rows = data.spec, len(data.train)
+        self._spec, self._rows, self._validation_rows = data.spec, len(data.train), len(data.validation)
         self._table = _size(data.train) + _size(data.validation)
 
     def of(self, params: Params) -> Ask | TooLarge:
@@ -84,17 +85,23 @@ class Placement:
 
     def need(self, params: Params) -> Need:
         """Predicted bytes on the device, or in the process of a trial on CPUs."""
+        from bishop_ray.training.passes import EVAL_ROWS
+
         base = (CONTEXT if self._settings.resources.gpus else PROCESS) + self._table
         if not self._settings.is_network:
             base += COPIES * self._table + LIBRARY
             return Need(base, base, f"a table of {self._rows} rows")
-        train = self._settings.trial(params).train
-        rows = min(-(-train.batch_size // self._settings.resources.workers), self._rows)
-        part = max(1, rows // MICRO_BATCHES)
-        whole = least = base + SAFETY * self._step(params, rows)
-        if whole > self._limit()[0]:
-            least = base + SAFETY * self._step(params, part)
-        return Need(whole, least, f"a step of {rows} rows")
+        batch = -(-self._settings.trial(params).train.batch_size // self._settings.resources.workers)
+        rows, seen = min(batch, self._rows), min(EVAL_ROWS, self._validation_rows)
+        step, validation = base + SAFETY * self._step(params, rows), base + SAFETY * self._validation(params, seen)
+        if validation > step:
+            whole, what = validation, f"a validation pass of {seen} rows"
+        else:
+            whole, what = step, f"a step of {rows} rows"
+        if whole <= self._limit()[0]:
+            return Need(whole, whole, what)
+        # Both kinds of passes are cut when memory ends.
+        return Need(whole, min(whole, base + SAFETY * self._step(params, max(1, rows // MICRO_BATCHES))), what)
 
     def _limit(self) -> tuple[int, str]:
         """The most memory that a trial can have anywhere, and what has it; 0 where it is not known."""
@@ -105,11 +112,19 @@ class Placement:
         return max((node.memory for node in able), default=0), "node"
 
     def _step(self, params: Params, rows: int) -> float:
-        """Bytes of a training step; 0 for a configuration that cannot be built, whose trial tells why."""
-        from bishop_ray.models.cost import training_cost
+        return self._predicted(lambda cost: cost.memory(self._settings.model, self._spec, params["model"], rows))
+
+    def _validation(self, params: Params, rows: int) -> float:
+        return self._predicted(
+            lambda cost: cost.validation_memory(self._settings.model, self._spec, params["model"], rows)
+        )
+
+    def _predicted(self, ask: Callable[[Any], int]) -> float:
+        """Bytes that a pass takes in float32; 0 for a configuration that cannot be built, whose trial tells why."""
+        from bishop_ray.models import cost
 
         try:
-            return float(training_cost(self._settings.model, self._spec, params["model"], rows).memory)
+            return float(ask(cost))
         except (ValueError, TypeError, RuntimeError) as error:
             logger.debug("no prediction for %s: %s", self._settings.model, error)
             return 0.0
