@@ -1,26 +1,27 @@
-"""Predicted cost against measurement: the profiler's record of the CPU allocator, FLOP counts of a real step."""
+"""Predicted cost against measurement: the allocator's record of a real training, FLOP counts of a real step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from model_training import default_params
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from bishop_ray.config import StudyConfig
+from bishop_ray.config import StudyConfig, TrainConfig
 from bishop_ray.data.split import protocol
 from bishop_ray.data.suites import embedded_ref
-from bishop_ray.data.table import TableSpec, TaskType
+from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.models import MODELS, create_model, t2g_former
 from bishop_ray.models.base import Network
-from bishop_ray.models.cost import _training_cost, flops, memory, training_cost
+from bishop_ray.models.cost import _training_cost, flops, memory, training_cost, validation_memory
+from bishop_ray.training.loop import fit_network
 from bishop_ray.tuning.forecast import forecast
 
 NETWORKS = tuple(name for name, info in MODELS.items() if info.kind == "network")
@@ -43,42 +44,38 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def batch_of(spec: TableSpec, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    codes = [torch.randint(size, (rows,)) for size in spec.cat_cardinalities]
-    y = torch.randint(spec.n_out, (rows,)) if spec.task.is_classification else torch.randn(rows)
-    return torch.randn(rows, spec.n_num), torch.stack(codes, dim=1), y
+def table(spec: TableSpec, rows: int) -> Table:
+    rng = np.random.default_rng(0)
+    codes = [rng.integers(0, size, rows) for size in spec.cat_cardinalities]
+    y = np.arange(rows) % spec.n_out if spec.task.is_classification else rng.normal(size=rows).astype(np.float32)
+    return Table(rng.normal(size=(rows, spec.n_num)).astype(np.float32), np.stack(codes, axis=1), y)
 
 
-def train(name: str, spec: TableSpec, hparams: dict[str, Any], rows: int, precision: str = "fp32") -> None:
-    """Two steps of a network built here: from the second on Adam's moments are there."""
-    table = batch_of(spec, rows)
-    network = create_model(name, spec, hparams)
-    assert isinstance(network, Network)
-    optimizer = torch.optim.Adam(network.train().parameters(), fused=True)
-    for _ in range(2):
-        x_num, x_cat, y = (part.clone() for part in table)
-        with torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext():
-            out = network(x_num, x_cat)
-        loss = network.loss(out.float(), y)
-        penalty = network.penalty()
-        (loss if penalty is None else loss + penalty).backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-
-def measured(name: str, spec: TableSpec, hparams: dict[str, Any], rows: int, precision: str = "fp32") -> int:
-    """Peak of what the CPU allocator gave out, less the table."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        train(name, spec, hparams, rows, precision)
+def peak_of(record: profile) -> int:
+    """Most bytes that the CPU allocator had given out at once."""
     assert record.profiler is not None
     assert record.profiler.kineto_results is not None
     events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
-    total = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        total += event.nbytes()
-        peak = max(peak, total)
-    return peak - sum(part.untyped_storage().nbytes() for part in batch_of(spec, rows))
+    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+def memory_of(network: Network) -> int:
+    return sum(p.numel() * p.element_size() for p in network.parameters())
+
+
+def measured(name: str, spec: TableSpec, hparams: dict[str, Any], rows: int, precision: str = "fp32") -> int:
+    """Peak of what the CPU allocator gives out to a network and its training, less the tables.
+
+    Two epochs of one step: in the second the optimizer's state and the weights of the best epoch are there.
+    """
+    train, val = table(spec, rows), table(spec, 8)
+    metric = "auc" if spec.task.is_classification else "r2"
+    config = TrainConfig(batch_size=rows, max_epochs=2, precision=precision, metric=metric)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        network = create_model(name, spec, hparams)
+        assert isinstance(network, Network)
+        fit_network(network, train, val, config, lambda result: False)
+    return peak_of(record) - sum(part.nbytes for t in (train, val) for part in (t.x_num, t.x_cat, t.y))
 
 
 @every_network
@@ -99,11 +96,33 @@ def test_memory_of_mixed_precision(name: str) -> None:
 @every_network
 def test_flops_are_those_of_a_real_step(name: str) -> None:
     hparams = default_params(name)["model"]
+    network = create_model(name, FEW, hparams)
+    assert isinstance(network, Network)
+    data = table(FEW, 16)
+    x_num, x_cat, y = torch.tensor(data.x_num), torch.tensor(data.x_cat), torch.tensor(data.y)
     # Counted on attention's plain formula: the counter does not know the CPU's fused kernel.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        train(name, FEW, hparams, 16)
+        loss = network.train().loss(network(x_num, x_cat), y)
+        penalty = network.penalty()
+        (loss if penalty is None else loss + penalty).backward()
     assert counter.get_total_flops() > 0
-    assert 2 * flops(name, FEW, hparams, 16) == pytest.approx(counter.get_total_flops(), rel=0.2)
+    assert flops(name, FEW, hparams, 16) == pytest.approx(counter.get_total_flops(), rel=0.2)
+
+
+@pytest.mark.slow
+@every_network
+def test_memory_of_a_validation_pass(name: str) -> None:
+    hparams = default_params(name)["model"]
+    rows = 600
+    network = create_model(name, MANY, hparams)
+    assert isinstance(network, Network)
+    data = table(MANY, rows)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record, torch.no_grad():
+        network.eval()(torch.tensor(data.x_num), torch.tensor(data.x_cat))
+    weights = memory_of(network)
+    found = peak_of(record) - data.x_num.nbytes - data.x_cat.nbytes
+    # The training's own state beside it: Adam's moments, the gradient, the best epoch's weights.
+    assert validation_memory(name, MANY, hparams, rows) == pytest.approx(found + 4 * weights, rel=0.2)
 
 
 def test_flops_of_an_mlp_by_hand() -> None:
@@ -148,7 +167,7 @@ def test_flops_of_a_bishop_by_hand() -> None:
 
 def test_what_does_not_fit_anywhere_is_predicted_without_allocating() -> None:
     hparams = {"d_embedding": 320, "stride": 1, "d_model": 1024, "n_encoder_levels": 3}
-    assert memory("bishop", MANY, hparams, 32) > 8e10
+    assert memory("bishop", MANY, hparams, 320) > 5e11
 
 
 def test_pieces_computed_again_keep_their_precision(monkeypatch: pytest.MonkeyPatch) -> None:

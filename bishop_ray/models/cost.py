@@ -21,8 +21,8 @@ from bishop_ray.models.tracing import Kernels, Trace
 PRECISIONS = ("fp32", "bf16")
 """Names that `training_cost` knows."""
 
-_ADAM_STEP = 4
-"""Bytes of the step count that Adam keeps per parameter."""
+_KEPT = 3
+"""Copies of the trained weights that ``training/steps.py`` keeps beside them: Adam's two moments, the gradient."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Cost:
 
     Attributes:
         flops: Floating-point operations of the matrix products, forward and backward; a multiply-add counts as 2.
-        memory: Peak bytes on the device: weights, gradients, Adam's moments, what autograd keeps, what lives for a
-            moment; without the table.
+        memory: Peak bytes on the device while ``training/loop.py`` trains: weights, those of the best epoch, gradients,
+            the optimizer's state, what autograd keeps, what lives for a moment; without the table.
         parameters: Trained numbers.
     """
 
@@ -57,10 +57,7 @@ def training_cost(
         ValueError: Not a network, no rows, an unknown precision, or hyperparameters the network refuses.
         UnknownName: No such model.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be >= 1; found {batch_size}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; found {precision!r}")
+    _check(batch_size, precision)
     return _training_cost(model, spec, tuple(sorted(hparams.items())), batch_size, precision)
 
 
@@ -74,33 +71,86 @@ def flops(model: str, spec: TableSpec, hparams: Mapping[str, Any], batch_size: i
     return training_cost(model, spec, hparams, batch_size).flops
 
 
+def validation_memory(
+    model: str, spec: TableSpec, hparams: Mapping[str, Any], rows: int, *, precision: str = "fp32"
+) -> int:
+    """Peak bytes of a pass over `rows` validation rows during a training: with what training keeps.
+
+    Passes without gradients keep little, but they see many more rows than a step does.
+
+    Args:
+        model: As in `training_cost`.
+        spec: As there.
+        hparams: As there.
+        rows: Rows of one pass.
+        precision: As there.
+
+    Raises:
+        ValueError: As `training_cost`.
+        UnknownName: No such model.
+    """
+    _check(rows, precision)
+    return _validation_memory(model, spec, tuple(sorted(hparams.items())), rows, precision)
+
+
+def _check(rows: int, precision: str) -> None:
+    if rows < 1:
+        raise ValueError(f"batch_size must be >= 1; found {rows}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; found {precision!r}")
+
+
+_Items = tuple[tuple[str, Any], ...]
+
+
 @lru_cache(maxsize=4096)
-def _training_cost(
-    model: str, spec: TableSpec, hparams: tuple[tuple[str, Any], ...], batch_size: int, precision: str
-) -> Cost:
+def _training_cost(model: str, spec: TableSpec, hparams: _Items, batch_size: int, precision: str) -> Cost:
+    network = _build(model, spec, hparams).train()
+    trace = _trace(network, batch_size, precision == "bf16", with_gradients=True)
+    # When weights are updated activations are gone, and gradients complete.
+    peak = max(trace.peak, trace.at_start + _trained(network))
+    return Cost(trace.flops, peak + _kept(network), sum(p.numel() for p in network.parameters()))
+
+
+@lru_cache(maxsize=4096)
+def _validation_memory(model: str, spec: TableSpec, hparams: _Items, rows: int, precision: str) -> int:
+    network = _build(model, spec, hparams).eval()
+    return _trace(network, rows, precision == "bf16", with_gradients=False).peak + _kept(network)
+
+
+def _build(model: str, spec: TableSpec, hparams: _Items) -> Network:
+    """The network on the meta device."""
     # A part of a network that is built on the CPU all the same draws numbers, which must not shift anybody's seed.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = create_model(model, spec, dict(hparams))
     if not isinstance(network, Network):
         raise ValueError(f"only networks have a predicted cost; found {model!r}, which trains itself")
-    trace = _trace_step(network.to("meta").train(), batch_size, precision == "bf16")
-    sizes = [p.numel() * p.element_size() for p in network.parameters() if p.requires_grad]
-    # The update needs all gradients and little else; before it, activations usually take more.
-    peak = max(trace.peak, trace.at_start + sum(sizes))
-    moments = 2 * sum(sizes) + _ADAM_STEP * len(sizes)
-    return Cost(trace.flops, peak + moments, sum(p.numel() for p in network.parameters()))
+    return network.to("meta")
 
 
-def _trace_step(network: Network, rows: int, bf16: bool) -> Trace:
-    """Forward, loss and backward of a batch of `rows` rows; gradients stay, as before an update."""
+def _trained(network: Network) -> int:
+    """Bytes of the trained parameters."""
+    return sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
+
+
+def _kept(network: Network) -> int:
+    """Bytes that a training keeps from step to step beside the network itself."""
+    best: int = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+    return _KEPT * _trained(network) + best
+
+
+def _trace(network: Network, rows: int, bf16: bool, with_gradients: bool) -> Trace:
+    """A pass over `rows` rows; with gradients the loss and the way back, gradients stay, as before an update."""
     spec, trace, kernels = network.spec, Trace(), Kernels()
     for tensor in [*network.parameters(), *network.buffers()]:
         trace.note(tensor)
-    with torch.enable_grad(), trace, kernels:
+    with torch.set_grad_enabled(with_gradients), trace, kernels:
         x_num, x_cat = torch.empty(rows, spec.n_num), torch.empty(rows, spec.n_cat, dtype=torch.int64)
         y = torch.empty(rows, dtype=torch.int64 if spec.task.is_classification else torch.float32)
         kernels.bf16 = bf16
         out = network(x_num, x_cat).float()
+        if not with_gradients:
+            return trace
         kernels.bf16 = False
         loss = network.loss(out, y)
         penalty = network.penalty()

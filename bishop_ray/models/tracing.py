@@ -61,6 +61,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _ITEM:
+            return 0  # a value that is asked for, for a record: there are none
         kind = _kind(func)
         # Most operations repeat one with the same shapes. Those need not run: shapes take most of their time.
         if kind == "in place":
@@ -130,6 +132,7 @@ def _shown(value: Any) -> Any:
     return type(value), value
 
 
+_ITEM = torch.ops.aten._local_scalar_dense.default
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
