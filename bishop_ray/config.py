@@ -40,6 +40,7 @@ class TrainConfig:
         precision: Of the forward pass in training and validation: "fp32", "bf16", or "auto", which is "bf16" where the
             device has it and it is faster (``training/precision.py``). Weights, losses and later predictions are
             float32 in any case.
+        cuda_graphs: Launch a whole step of one process on a GPU at once (``training/graphs.py``); no gain measured yet.
     """
 
     max_epochs: int = 200
@@ -55,6 +56,7 @@ class TrainConfig:
     metric: str = "accuracy"
     seed: int = 0
     precision: str = "auto"
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_epochs", "patience", "batch_size"):

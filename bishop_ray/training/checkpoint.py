@@ -86,7 +86,9 @@ def save_state(
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{FILE}.new"
     # Cloned: safetensors refuses tensors that share memory, as tied weights do.
-    save_file({key: t.detach().cpu().clone() for key, t in tensors.items()}, new, {"state": json.dumps(header)})
+    save_file(
+        {key: t.detach().cpu().clone() for key, t in tensors.items()}, new, {"state": json.dumps(header, default=float)}
+    )
     _flush(new)
     os.replace(new, folder / FILE)
     _flush(folder)

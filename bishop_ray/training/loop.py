@@ -24,6 +24,7 @@ from bishop_ray.data.table import Table
 from bishop_ray.errors import TrainingFailed
 from bishop_ray.models.base import Network
 from bishop_ray.training.checkpoint import Saver, has_state, load_state
+from bishop_ray.training.graphs import GraphedStep
 from bishop_ray.training.metrics import check_metric, evaluate
 from bishop_ray.training.passes import Passes
 from bishop_ray.training.precision import resolve_precision
@@ -33,6 +34,9 @@ from bishop_ray.training.resident import Resident, best_device
 from bishop_ray.training.steps import Stepper, find_non_finite, learning_rate
 
 __all__ = ["EpochResult", "FitResult", "best_device", "fit_network"]
+
+UNBOUND = ("max_epochs", "patience", "cuda_graphs")
+"""Settings in which a training may differ from the checkpoint that it goes on from."""
 
 
 def fit_network(
@@ -84,6 +88,8 @@ def fit_network(
     fit.identify(identity or {})
     done = fit.resume(resume_from)
     fit.ranks.copy([*network.parameters(), *network.buffers()])
+    if config.cuda_graphs and fit.ranks.device.type == "cuda" and fit.ranks.size == 1:
+        fit.graphed = GraphedStep(fit.passes, fit.stepper, fit.train, config.batch_size)
     reason = fit.progress.stop_reason(done, config) if done else ""
     if reason:
         on_epoch(fit.result(reason))
@@ -122,6 +128,7 @@ class _Fit:
             patience=config.plateau_patience,
             eps=config.plateau_eps,
         )
+        self.graphed: GraphedStep | None = None
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.identity: dict[str, Any] = {}
@@ -131,8 +138,8 @@ class _Fit:
         return replace(EpochResult(**self.progress.last), stop_reason=reason)
 
     def identify(self, extra: dict[str, Any]) -> None:
-        """Says what a checkpoint must agree with; how long to train may differ."""
-        config = {k: v for k, v in asdict(self.config).items() if k not in ("max_epochs", "patience")}
+        """Says what a checkpoint must agree with; how long to train and how to launch it may differ."""
+        config = {k: v for k, v in asdict(self.config).items() if k not in UNBOUND}
         config["precision"] = self.passes.precision
         own = {"network": type(self.network).__name__, "spec": asdict(self.network.spec), "config": config}
         self.identity = {**own, "rows": [len(self.train), len(self.val)], **extra}
@@ -185,9 +192,13 @@ class _Fit:
         total = torch.zeros((), dtype=torch.float64, device=device)
         for batch in batches:
             mine = batch[self.ranks.share(len(batch))]
-            if len(mine):  # a small last batch may leave this rank without rows
-                total.add_(self.passes.gradient(self.train, mine, len(mine) / len(batch)), alpha=len(batch))
-            self.stepper.step()
+            loss = self.graphed(mine) if self.graphed is not None else None
+            if loss is None:
+                if len(mine):  # a small last batch may leave this rank without rows
+                    loss = self.passes.gradient(self.train, mine, len(mine) / len(batch))
+                self.stepper.step()
+            if loss is not None:
+                total.add_(loss, alpha=len(batch))
         self.ranks.sum(total)
         mean = float(total) / rows
         if self.stepper.failed() or not math.isfinite(mean):

@@ -14,7 +14,11 @@ from bishop_ray.models.base import Network
 from bishop_ray.training.resident import Resident
 
 EVAL_ROWS = 1024
-"""Rows of one forward pass without gradients, where memory allows."""
+"""Rows of one forward pass without gradients, where memory allows.
+
+Measured on one CPU thread, microseconds per row at 128, 512, 1024, 2048, 8192: MLP 7.2, 6.0, 6.1, 6.0, 7.3; the small
+BiSHop 282, 187, 172, 169, 257.
+"""
 _CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator", "can't allocate memory")
 
 logger = logging.getLogger(__name__)
@@ -63,7 +67,7 @@ class Passes:
         """
         while True:
             try:
-                return self._gradient(data, index, share)
+                return self.attempt(data, index, share)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -73,7 +77,8 @@ class Passes:
                 parameter.grad = None
             self._free(f"training passes of at most {self.micro_batch} rows")
 
-    def _gradient(self, data: Resident, index: Tensor, share: float) -> Tensor:
+    def attempt(self, data: Resident, index: Tensor, share: float) -> Tensor:
+        """`gradient`, at the present size of pieces and whatever memory says."""
         total: Tensor | None = None
         for piece in _pieces(index, self.micro_batch):
             x_num, x_cat, y = data.take(piece)
