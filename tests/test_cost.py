@@ -121,8 +121,8 @@ def test_memory_of_a_validation_pass(name: str) -> None:
         network.eval()(torch.tensor(data.x_num), torch.tensor(data.x_cat))
     weights = memory_of(network)
     found = peak_of(record) - data.x_num.nbytes - data.x_cat.nbytes
-    # The training's own state beside it: Adam's moments, the gradient, the best epoch's weights.
-    assert validation_memory(name, MANY, hparams, rows) == pytest.approx(found + 4 * weights, rel=0.2)
+    # The network was there before; beside it are Adam's moments, the gradient, the best epoch's weights.
+    assert validation_memory(name, MANY, hparams, rows) == pytest.approx(found + 5 * weights, rel=0.2)
 
 
 def test_flops_of_an_mlp_by_hand() -> None:
