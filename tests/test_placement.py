@@ -20,6 +20,7 @@ from bishop_ray.config import Params, Resources, StudyConfig
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import runs_frame
+from bishop_ray.training.cards import smallest_gpu
 from bishop_ray.training.trial import StudyData, TrialSettings
 from bishop_ray.tuning.cluster import QUIET, Cluster, cluster_nodes, concurrency, shared_slots, trial_resources
 from bishop_ray.tuning.placement import CONTEXT, COPIES, LIBRARY, SAFETY, Placement
@@ -185,6 +186,20 @@ def test_need_is_the_predicted_step_with_a_margin_and_the_process() -> None:
     assert trees.whole == PROCESS + LIBRARY + (1 + COPIES) * table
 
 
+def test_points_that_differ_in_dropout_only_are_predicted_once() -> None:
+    from bishop_ray.models import cost
+
+    known = placement([Node(2, memory=64 * GB)], model="ft_transformer")
+    points: list[Params] = [{"model": {"ffn_dropout": rate}, "train": {}} for rate in (0.1, 0.35, 0.2)]
+    needs = [known.need(point).whole for point in points[:1]]
+    before = cost._training_cost.cache_info().misses
+    needs += [known.need(point).whole for point in points[1:]]
+    assert cost._training_cost.cache_info().misses == before
+    direct = cost.memory("ft_transformer", data_of().spec, {"ffn_dropout": 0.35}, 32)
+    assert needs == [needs[0]] * 3
+    assert needs[0] >= PROCESS + SAFETY * direct
+
+
 def test_small_points_share_and_large_ones_get_all() -> None:
     narrow, wide = (placement([Node(2, memory=64 * GB)]).need(p).whole for p in (NARROW, WIDE))
     assert wide > 1.3 * narrow
@@ -343,7 +358,7 @@ def small_ray() -> Iterator[tuple[Node, ...]]:
     os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)
     path = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     ray.init(
-        address="local", include_dashboard=False, num_cpus=2, _memory=MEMORY, log_to_driver=False,
+        address="local", include_dashboard=False, num_cpus=2, num_gpus=1, _memory=MEMORY, log_to_driver=False,
         runtime_env={"env_vars": path},
     )  # fmt: skip
     yield cluster_nodes()
@@ -364,7 +379,7 @@ def study_of(config: StudyConfig, widths: list[int]) -> StudyConfig:
 def test_a_mixed_search_shares_processes_and_ends(
     small_ray: tuple[Node, ...], config: StudyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert small_ray == (Node(2.0, 0.0, MEMORY),)
+    assert small_ray == (Node(2.0, 1.0, MEMORY, smallest_gpu()),), "a GPU that is only said to be there has no memory"
     processes: dict[int, int] = {}
     bundles: dict[int, Any] = {}
     running: set[int] = set()
