@@ -153,9 +153,8 @@ def _refitted(entry: _Entry, by_model: dict[str, Family], ensemble: Ensemble | N
 
 
 def _refit(family: Family, number: int, found: Predictor) -> Predictor:
-    params = params_of(family.opened.study, number)
-    config, ask = family.config, family.placement.again(params)
-    return refit_winner(config, family.settings, params, config.seed, found, number, ask)
+    config, params = family.config, params_of(family.opened.study, number)
+    return refit_winner(config, family.settings, params, config.seed, found, number, family.placement.again(params))
 
 
 def _register(
