@@ -207,7 +207,7 @@ def sampler_factory(config: StudyConfig, startup: int = 0) -> Callable[[int], Ba
     startup = startup or min(10, max(4, config.trials // 10))
 
     def make(number: int) -> BaseSampler:
-        seed = config.seed * 100_003 + number
+        seed = (config.seed * 100_003 + number) % 2**32  # more is no seed of NumPy
         if config.sampler == "random":
             return RandomSampler(seed=seed)
         if config.sampler == "gp":
