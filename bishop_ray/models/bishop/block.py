@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from bishop_ray.models.bishop.dropout import Dropout
 from bishop_ray.models.bishop.hopfield import Association, GSHPooling
 from bishop_ray.models.bishop.options import BlockOptions
 
@@ -21,7 +22,7 @@ class _Tail(nn.Module):
         self.norm_in = nn.LayerNorm(options.d_model)
         self.feed_forward = options.new_feed_forward()
         self.norm_out = nn.LayerNorm(options.d_model)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
 
     def forward(self, cells: Tensor, found: Tensor) -> Tensor:
         """Cells and what was found for them, both (..., D) -> (..., D)."""
@@ -81,7 +82,7 @@ class CellMLP(nn.Module):
         super().__init__()
         self.feed_forward = options.new_feed_forward(_ABLATION_WIDTH)
         self.norm = nn.LayerNorm(options.d_model)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, A, P, D) -> (B, A, P, D)."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bishop_ray.models.bishop.block import make_block
+from bishop_ray.models.bishop.dropout import Dropout
 from bishop_ray.models.bishop.hopfield import Association
 from bishop_ray.models.bishop.options import BlockOptions
 
@@ -22,7 +23,7 @@ class DecoderLevel(nn.Module):
         self.feed_forward = options.new_feed_forward(d_model)
         self.norm_out = nn.LayerNorm(d_model)
         self.emit = nn.Linear(d_model, stride)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
 
     def forward(self, x: Tensor, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """(1 or B, A, P, D) cells, (B, A, P_h, D) encoded -> (B, A, P, D) cells, (B, A, P, L) contribution."""
@@ -35,14 +36,23 @@ class DecoderLevel(nn.Module):
 class Decoder(nn.Module):
     """Levels 0 to H_enc, the first on learned positions; level h reads encoder output h; contributions are summed.
 
-    The first block sees nothing of the rows, so without dropout it is computed once for the whole batch.
+    The first block sees nothing of the rows, so without dropout it is computed once for the whole batch, and with
+    `shared_start` always: rows of a batch then share that block's dropout.
     """
 
-    def __init__(self, options: BlockOptions, n_axis: int, n_patches: int, stride: int, n_levels: int) -> None:
+    def __init__(
+        self,
+        options: BlockOptions,
+        n_axis: int,
+        n_patches: int,
+        stride: int,
+        n_levels: int,
+        shared_start: bool = False,
+    ) -> None:
         super().__init__()
         self.position = nn.Parameter(torch.randn(n_axis, n_patches, options.d_model))
         self.levels = nn.ModuleList(DecoderLevel(options, n_patches, stride) for _ in range(n_levels))
-        self.shared_start = options.dropout == 0.0
+        self.shared_start = shared_start or options.dropout == 0.0
 
     def forward(self, encoded: list[Tensor]) -> Tensor:
         """Encoder outputs, each (B, A, P_h, D) -> (B, A, S)."""

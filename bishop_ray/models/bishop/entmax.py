@@ -2,14 +2,8 @@
 
     p_i = [(α-1) z_i - τ]_+ ^ (1/(α-1)),    Σ p_i = 1        (paper, definition of entmax)
 
-The solver works with ``a = α - 1`` and ``c = -(τ + 1)/a - max z``, so that with ``s = z - max z``
-
-    p_i(c) = [1 + a (s_i + c)]_+ ^ (1/a) = exp(log1p(a (s_i + c)) / a)
-
-which keeps full relative precision down to the softmax limit a -> 0. The root is found for the norm
-``q(c) = (Σ p_i)^a = ||1 + a (s + c)||_{1/a}``: it is convex and increasing in c, piecewise linear at α = 2 and linear
-in the limit α -> 1, so Newton's method from the upper end c = 0 falls monotonically to the root, for every α in three
-to nine evaluations up to 512 entries; c also stays inside its bracket [(n^-a - 1)/a, 0].
+On CUDA one Triton kernel per direction solves rows up to 512 entries (``entmax_triton.py``); everywhere else, and while
+PyTorch traces or compiles, plain operations do (``entmax_columns.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from bishop_ray.models.bishop import entmax_columns, entmax_triton
 from bishop_ray.models.bishop.sorting import sorted_entmax
 
 ALPHA_MIN = 1.0 + 1e-6
@@ -29,81 +24,95 @@ ALPHA_MIN = 1.0 + 1e-6
 ACTIVATIONS = ("entmax", "entmax_fixed", "sparsemax", "softmax")
 """Names that `make_activation` knows."""
 
-_MAX_STEPS = 40
-_SERIES = [1.0 / math.factorial(k + 2) for k in range(14)]
+
+def _columns(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Any shape -> (S, R) contiguous, the axis `dim` first."""
+    return x.movedim(dim, 0).reshape(x.shape[dim], -1).to(dtype).contiguous()
 
 
-def _shares(shifted: Tensor, c: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """``p_i(c)`` and its derivative ``p_i^(1-a)``; both zero off the support."""
-    base = (shifted + c).mul_(a).clamp_(min=-1.0)
-    p = torch.log1p(base).div_(a).exp_()
-    return p, p / base.add_(1.0).clamp_(min=torch.finfo(base.dtype).tiny)
+def _from_columns(columns: Tensor, like: Tensor, dim: int) -> Tensor:
+    """(S, R) -> the shape and data type of `like`, contiguous."""
+    return columns.view(like.movedim(dim, 0).shape).movedim(0, dim).to(like.dtype).contiguous()
 
 
-def _solve(scores: Tensor, a: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Probabilities and their derivative with respect to the threshold, see the module's docstring."""
-    info = torch.finfo(scores.dtype)
-    top = scores.amax(dim, keepdim=True)
-    shifted = scores - top.masked_fill(top == -math.inf, 0.0)
-    lower = torch.expm1(-a * math.log(scores.shape[dim])) / a
-    c = torch.zeros_like(top)
-    for _ in range(_MAX_STEPS):
-        p, w = _shares(shifted, c, a)
-        total = p.sum(dim, keepdim=True).clamp_(min=info.tiny)
-        slope = w.sum(dim, keepdim=True).clamp_(min=info.tiny)
-        step = -torch.expm1(-a * total.log()) * total / (a * slope)
-        # Rounding alone moves c by a few units in the last place; a row of NaN compares False and stops nothing.
-        if not bool((step > 4 * info.eps * (1.0 - c)).any()):
-            break
-        c = torch.clamp(c - step, max=0.0).maximum(lower)
-    else:
-        p, w = _shares(shifted, c, a)
-        total = p.sum(dim, keepdim=True).clamp_(min=info.tiny)
-    return p / total, w
+def _from_rows(rows: Tensor, like: Tensor, dim: int) -> Tensor:
+    """(R, S) -> the shape of `like`, contiguous."""
+    return rows.view(like.movedim(dim, -1).shape).movedim(-1, dim).contiguous()
 
 
-def _alpha_slope(p: Tensor, w: Tensor, a: Tensor) -> Tensor:
-    """``∂p_i/∂α`` at a fixed threshold c: ``-(p^(1-a) - p + a p log p) / a²``.
+def _per_row(alpha: Tensor, like: Tensor, dim: int) -> Tensor:
+    """α as (1,), or (R,) when rows have their own."""
+    if alpha.numel() == 1:
+        return alpha.reshape(1)
+    shape = list(like.shape)
+    shape[dim] = 1
+    return alpha.expand(shape).movedim(dim, -1).reshape(-1)
 
-    With x = -a log p this is ``-p log²p · φ(x)``, φ(x) = (e^x - 1 - x)/x²; the plain form cancels for small x (α -> 1),
-    where φ's power series is used instead.
-    """
-    plain: Tensor = (p - w + a * torch.special.entr(p)) / (a * a)
-    if a.numel() == 1 and float(a) > 0.25:
-        return plain
-    log_p = p.clamp(min=torch.finfo(p.dtype).tiny).log()
-    x = log_p * -a
-    phi = torch.full_like(x, _SERIES[-1])
-    for coefficient in reversed(_SERIES[:-1]):
-        phi.mul_(x).add_(coefficient)
-    slope: Tensor = torch.where(x < 0.5, -p * log_p * log_p * phi, plain)
-    return slope
+
+def _fused(rows: Tensor) -> bool:
+    """Whether the kernels take these tensors; a compiler fuses the plain operations itself."""
+    return not torch.compiler.is_compiling() and entmax_triton.available(rows)
 
 
 class _Entmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, alpha: Tensor, dim: int) -> Tensor:
+    def vmap(_: Any, in_dims: tuple[int | None, ...], scores: Tensor, alpha: Tensor, dim: int) -> tuple[Tensor, int]:
+        """One call for the whole batch: α is then a number per row."""
+        of_scores, of_alpha, _ = in_dims
+        rank = scores.ndim if of_scores is None else scores.ndim - 1
+        dim = dim % rank
+        batch = alpha.shape[of_alpha] if of_scores is None and of_alpha is not None else scores.shape[of_scores or 0]
+        scores = scores.expand(batch, *scores.shape) if of_scores is None else scores.movedim(of_scores, 0)
+        if of_alpha is not None:
+            alpha = alpha.movedim(of_alpha, 0)
+            alpha = alpha.reshape(batch, *[1] * (rank - alpha.ndim + 1), *alpha.shape[1:])
+        return _Entmax.apply(scores, alpha, dim + 1), 0  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def forward(scores: Tensor, alpha: Tensor, dim: int) -> Tensor:
+        per_row = _per_row(alpha.to(scores.device), scores, dim)
+        last = scores.movedim(dim, -1)
+        if _fused(last):
+            return _from_rows(entmax_triton.forward(last.reshape(-1, last.shape[-1]), per_row), scores, dim)
         work = torch.promote_types(scores.dtype, torch.float32)
-        a = alpha.detach().to(scores.device, work) - 1.0
-        p, w = _solve(scores.detach().to(work), a, dim)
-        ctx.dim, ctx.alpha_like = dim, alpha
-        ctx.save_for_backward(p, w, a)
-        return p.to(scores.dtype)
+        a = per_row.to(work).reshape(1, -1) - 1.0
+        return _from_columns(entmax_columns.solve(_columns(scores, dim, work), a), scores, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        _, alpha, ctx.dim = inputs
+        # Probabilities alone: what follows keeps them too, so that nothing more is stored.
+        ctx.save_for_backward(output, alpha)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        p, w, a = ctx.saved_tensors
-        upstream = grad.to(p.dtype)
-        slope = w.sum(ctx.dim, keepdim=True).clamp_(min=torch.finfo(p.dtype).tiny)
-        # The implicit derivative of the threshold makes both gradients see the upstream one centred by w.
-        centred = upstream - (w * upstream).sum(ctx.dim, keepdim=True) / slope
-        d_scores = (w * centred).to(grad.dtype) if ctx.needs_input_grad[0] else None
-        d_alpha = None
-        if ctx.needs_input_grad[1]:
-            summed = (_alpha_slope(p, w, a) * centred).sum_to_size(ctx.alpha_like.shape)
-            d_alpha = summed.to(ctx.alpha_like)
-        return d_scores, d_alpha, None
+        probabilities, alpha = ctx.saved_tensors
+        dim, need_alpha = ctx.dim, ctx.needs_input_grad[1]
+        per_row = _per_row(alpha.to(grad.device), grad, dim)
+        last = probabilities.movedim(dim, -1)
+        if _fused(last):
+            flat = (-1, last.shape[-1])
+            upstream = grad.movedim(dim, -1).reshape(flat)
+            rows, summed = entmax_triton.backward(last.reshape(flat), upstream, per_row, need_alpha)
+            d_scores = _from_rows(rows, grad, dim)
+        else:
+            work = torch.promote_types(grad.dtype, torch.float32)
+            p, upstream = _columns(probabilities, dim, work), _columns(grad, dim, work)
+            a = per_row.to(work).reshape(1, -1) - 1.0
+            columns, entries = entmax_columns.gradients(p, upstream, a, need_alpha)
+            d_scores = _from_columns(columns, grad, dim)
+            summed = entries.sum(0) if entries is not None else None  # (R,)
+        return d_scores, None if summed is None else _to_alpha(summed, alpha, grad, dim), None
+
+
+def _to_alpha(summed: Tensor, alpha: Tensor, like: Tensor, dim: int) -> Tensor:
+    """The gradient in α from that of each row (R,), or of all together (1,)."""
+    if alpha.numel() == 1:
+        return summed.sum().reshape(alpha.shape).to(alpha)
+    shape = list(like.shape)
+    del shape[dim]
+    return summed.view(shape).unsqueeze(dim).sum_to_size(alpha.shape).to(alpha)
 
 
 def entmax(scores: Tensor, alpha: Tensor | float, dim: int = -1) -> Tensor:
@@ -123,7 +132,7 @@ def entmax(scores: Tensor, alpha: Tensor | float, dim: int = -1) -> Tensor:
     """
     if not isinstance(alpha, Tensor):
         _check_alpha(alpha)
-        alpha = torch.tensor(alpha, dtype=torch.float64)
+        alpha = torch.full((), alpha, dtype=torch.float64, device=scores.device)
     if scores.numel() == 0:
         # In the graph with zero gradients, so that workers with no rows still agree on which parameters have one.
         return scores * alpha.to(scores)

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bishop_ray.models.bishop.dropout import Dropout
 from bishop_ray.models.bishop.entmax import entmax
 from bishop_ray.models.bishop.options import BlockOptions
 
@@ -102,7 +103,7 @@ class Association(nn.Module):
         self.value = nn.Linear(d_heads if options.hopfield_values else d_model, d_heads)
         self.output = nn.Linear(d_heads, d_model)
         self.activation = options.new_activation()
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
         self.record = False
         self.nonzero: float | None = None
 

@@ -38,6 +38,8 @@ class BiSHop(Network):
         decoder: Off: a linear map of the last encoder level takes its place.
         n_decoded: Decoded representations per feature, rounded up to a multiple of L (S).
         dropout: Rate in the blocks.
+        shared_start: The decoder's first block, whose input is the same for all rows, is computed once per training
+            step, with one draw of dropout for all rows of the batch; without dropout it always is.
         head_dropout: Rate in the MLP head.
         head_max_width: Bound of the head's hidden widths, which are 4, 2 and 1 times its input; None for no bound.
         activation: "entmax" (one learnable α per association), "entmax_fixed", "sparsemax" or "softmax".
@@ -73,6 +75,7 @@ class BiSHop(Network):
         decoder: bool = True,
         n_decoded: int = 24,
         dropout: float = 0.2,
+        shared_start: bool = False,
         head_dropout: float = 0.2,
         head_max_width: int | None = 1024,
         activation: str = "entmax",
@@ -116,7 +119,7 @@ class BiSHop(Network):
         n_out_patches = -(-n_decoded // stride)
         self.decoder: Decoder | LinearReadout
         if decoder:
-            self.decoder = Decoder(options, n_axis, n_out_patches, stride, n_encoder_levels + 1)
+            self.decoder = Decoder(options, n_axis, n_out_patches, stride, n_encoder_levels + 1, shared_start)
         else:
             self.decoder = LinearReadout(self.encoder.n_patches, d_model, n_out_patches * stride)
         self.head = _head(n_axis * n_out_patches * stride, spec.n_out, head_dropout, head_max_width)

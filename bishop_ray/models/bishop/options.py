@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
-
 from bishop_ray.models.bishop.entmax import Activation, make_activation
+from bishop_ray.models.bishop.feed_forward import FeedForward
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ class BlockOptions:
         """A fresh activation: each association learns its own α."""
         return make_activation(self.activation, self.fixed_alpha, self.free_alpha)
 
-    def new_feed_forward(self, d_hidden: int | None = None) -> nn.Sequential:
+    def new_feed_forward(self, d_hidden: int | None = None) -> FeedForward:
         """D -> `d_hidden` (default ``d_ff``) -> D with GELU."""
-        width = d_hidden or self.d_ff
-        return nn.Sequential(nn.Linear(self.d_model, width), nn.GELU(), nn.Linear(width, self.d_model))
+        return FeedForward(self.d_model, d_hidden or self.d_ff)

@@ -14,7 +14,7 @@ def sorted_entmax(scores: Tensor, alpha: float) -> Tensor:
     Infinite and NaN scores give what `entmax.entmax` gives. Solved in at least float32: half precision is too coarse
     for the package's sums.
     """
-    from entmax import entmax15, sparsemax
+    from entmax import entmax15, sparsemax  # type: ignore[attr-defined,unused-ignore]
 
     work = scores.to(torch.promote_types(scores.dtype, torch.float32))
     # The package indexes out of bounds where a row has no finite maximum, which ends a CUDA process.
