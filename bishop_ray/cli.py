@@ -117,7 +117,9 @@ def tune_parser() -> argparse.ArgumentParser:
     _cluster_flags(parser)
     _record_flags(parser)
     lists = parser.add_argument_group("information (nothing is trained)")
-    lists.add_argument("--dry-run", action="store_true", help="print datasets, shapes, spaces, resources, trial counts")
+    lists.add_argument(
+        "--dry-run", action="store_true", help="print shapes, predicted cost, spaces, resources, trial counts"
+    )
     for what in ("datasets", "models", "metrics", "spaces"):
         lists.add_argument(f"--list-{what}", action="store_true", help=f"print the known {what}")
     return parser
