@@ -5,7 +5,7 @@
 
 Random tables, a quarter of their columns categorical; an epoch is one of `fit_network`: all training rows, then
 validation on a quarter as many. "small" is the first point of its CPU search space, batch 64; "medium" is twice as
-wide with three encoder levels, batch 128, and sees at most 10,000 rows. Where epochs are short, the first one of a
+wide with three encoder levels, batch 128, and sees at most 3,000 rows. Where epochs are short, the first one of a
 training warms up and the median of the next ones counts; a first epoch of more than 10 seconds counts itself. The
 exponent is the slope of a line through the logarithms: 1 is proportional.
 """
@@ -71,7 +71,7 @@ SETTINGS = {
             "d_embedding": 32, "stride": 8, "n_pool": 10, "n_merge": 4, "d_model": 64, "d_ff": 128, "n_heads": 4,
             "n_encoder_levels": 3, "n_decoded": 24, "dropout": 0.2,
         },
-        128, 10_000, 512,
+        128, 3000, 256,
     ),
 }  # fmt: skip
 

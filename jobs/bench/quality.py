@@ -218,7 +218,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=cli.positive_int, default=15, metavar="N", help="of the authors' side (15)")
     parser.add_argument("--threads", type=cli.positive_int, metavar="N", help="CPU threads of PyTorch (its default)")
     parser.add_argument("--batch-size", type=cli.positive_int, default=32, metavar="N", help="ours (32)")
-    parser.add_argument("--lr", type=cli.positive_float, default=1e-3, metavar="X", help="ours (1e-3)")
+    parser.add_argument("--lr", type=cli.positive_float, default=3e-4, metavar="X", help="ours (3e-4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write command, machine, versions and rows here")
     parser.set_defaults(device="auto")
     return parser
