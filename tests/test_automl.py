@@ -240,6 +240,7 @@ def test_refit_trains_the_champion_on_train_and_validation_rows(searched: Ended)
         np.testing.assert_allclose(member.output(test.frame), again.predict(table.x_num, table.x_cat), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on_and_the_count_is_exact(ray_here: Cluster, tmp_path: Path) -> None:
     configs = studies(tmp_path, "diabetes", "lightgbm random_forest mlp", 8)
     with pytest.raises(KeyboardInterrupt) as held:

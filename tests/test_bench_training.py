@@ -33,6 +33,9 @@ class BiSHop(torch.nn.Module):
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def scripts() -> Any:
     sys.path.insert(0, str(BENCH))

@@ -99,6 +99,7 @@ def test_study_to_registered_model(ray_here: Cluster, config: StudyConfig) -> No
     assert sum(fresh.trials.values()) == 1
 
 
+@pytest.mark.slow
 def test_same_seed_same_study(ray_here: Cluster, config: StudyConfig, tmp_path: Path) -> None:
     configs = [replace(config, storage=str(tmp_path / name), max_concurrent=1, trials=5) for name in ("a", "b")]
     # The second one is interrupted after its second trial and run again: it suggests what the first one did.

@@ -16,6 +16,8 @@ import bishop_ray
 from bishop_ray.models import MODELS
 
 _ROOT = Path(bishop_ray.__file__).parent
+_WITH_TORCH = {"triton"}
+"""What builds of PyTorch for GPUs bring in the version they need, and the others do without."""
 
 
 def requirements(model_names: Iterable[str]) -> list[str]:
@@ -25,7 +27,7 @@ def requirements(model_names: Iterable[str]) -> list[str]:
     for name in model_names:
         modules.append(MODELS[name].path.partition(":")[0])
         libraries.update(MODELS[name].modules)
-    libraries |= _outside(modules)
+    libraries |= _outside(modules) - _WITH_TORCH
     homes = metadata.packages_distributions()
     distributions = {homes[library][0] for library in libraries if library in homes}
     # A local part such as 2.13.0+cpu is in no public index.

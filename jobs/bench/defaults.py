@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[0] = str(Path(__file__).resolve().parents[2])  # this folder has an entmax.py, which is no package
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bishop_ray import cli

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[0] = str(Path(__file__).resolve().parents[2])  # this folder has an entmax.py, which is no package
 
 from bishop_ray import cli
 from bishop_ray.tracking.environment import processor

@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[0] = str(Path(__file__).resolve().parents[2])  # this folder has an entmax.py, which is no package
 
 from bishop_ray import cli
 from bishop_ray.config import StudyConfig
