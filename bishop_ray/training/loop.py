@@ -129,7 +129,7 @@ class _Fit:
             eps=config.plateau_eps,
         )
         self.graphed: GraphedStep | None = None
-        self.progress = Progress()
+        self.progress = Progress(precision=self.passes.precision)
         self.best: dict[str, Tensor] = {}
         self.identity: dict[str, Any] = {}
 
@@ -140,7 +140,8 @@ class _Fit:
     def identify(self, extra: dict[str, Any]) -> None:
         """Says what a checkpoint must agree with; how long to train and how to launch it may differ."""
         config = {k: v for k, v in asdict(self.config).items() if k not in UNBOUND}
-        config["precision"] = self.passes.precision
+        if config["precision"] == "auto":  # what it means here may differ from where the training began
+            del config["precision"]
         own = {"network": type(self.network).__name__, "spec": asdict(self.network.spec), "config": config}
         self.identity = {**own, "rows": [len(self.train), len(self.val)], **extra}
 
@@ -159,7 +160,8 @@ class _Fit:
     def _load(self, folder: Path) -> int:
         self.best, progress = load_state(folder, self.network, self.stepper, self.scheduler, self.identity)
         self.progress = Progress(**progress)
-        self.passes.micro_batch = self.progress.micro_batch
+        # A training goes on as it began, whatever this processor would choose.
+        self.passes.micro_batch, self.passes.precision = self.progress.micro_batch, self.progress.precision
         return int(self.progress.last["epoch"])
 
     def epoch(self, number: int) -> str:

@@ -63,7 +63,7 @@ class FitResult:
 
 @dataclass
 class Progress:
-    """Early-stopping state, and rows of a pass since memory ran out: JSON values, to travel in a checkpoint."""
+    """Early-stopping state, rows of a pass since memory ran out, precision: JSON values, to travel in a checkpoint."""
 
     best_score: float = -math.inf
     best_loss: float = math.inf
@@ -72,6 +72,7 @@ class Progress:
     low_epoch: int = 0
     seconds: float = 0.0
     micro_batch: int = 0
+    precision: str = "fp32"
     last: dict[str, Any] = field(default_factory=dict)
 
     def note(self, epoch: int, loss: float, score: float) -> None:

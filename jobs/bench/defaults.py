@@ -19,7 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])  # this folder has an entmax.py, which is no package
+sys.path.append(sys.path.pop(0))  # last: an entmax.py lies in this folder, which is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bishop_ray import cli

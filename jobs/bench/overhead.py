@@ -19,7 +19,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])  # this folder has an entmax.py, which is no package
+sys.path.append(sys.path.pop(0))  # last: an entmax.py lies in this folder, which is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bishop_ray import cli
 from bishop_ray.config import StudyConfig
