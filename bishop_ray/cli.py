@@ -174,7 +174,10 @@ def _cluster_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-concurrent", type=positive_int, metavar="N", help="trials at a time (as many as fit)")
     group.add_argument("--cpus-per-trial", type=positive_float, metavar="X", help="CPUs of each worker (1)")
     group.add_argument(
-        "--gpus-per-trial", type=non_negative_float, metavar="X", help="GPUs of each worker, fractions allowed (0.25)"
+        "--gpus-per-trial",
+        type=non_negative_float,
+        metavar="X",
+        help="GPUs of each worker, fractions allowed (by predicted memory)",
     )
     group.add_argument(
         "--workers-per-trial", type=positive_int, default=1, metavar="N", help="data-parallel workers (1)"

@@ -32,6 +32,17 @@ def _fixed_seeds() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch computes on one thread, as trials do."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads the user's OpenML settings or writes to the user's cache."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -24,6 +23,7 @@ from bishop_ray.models.cost import _training_cost, flops, memory, training_cost,
 from bishop_ray.training.loop import fit_network
 from bishop_ray.tuning.forecast import forecast
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NETWORKS = tuple(name for name, info in MODELS.items() if info.kind == "network")
 FEW = TableSpec(TaskType.BINARY, 3, (5, 4), 2)
 MANY = TableSpec(TaskType.REGRESSION, 24, (4, 9, 3, 6, 2, 5), 1)
@@ -34,14 +34,6 @@ CASES = (
     pytest.param(MANY, 80, id="many-80"),
 )
 every_network = pytest.mark.parametrize("name", NETWORKS)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def table(spec: TableSpec, rows: int) -> Table:

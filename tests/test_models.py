@@ -33,6 +33,7 @@ MIXES = {"numeric": (4, 0), "categorical": (0, 4), "mixed": (3, 2)}
 ROWS = 120
 CLASSES = 5
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 every_model = pytest.mark.parametrize("name", list(MODELS))
 every_estimator = pytest.mark.parametrize("name", [name for name, info in MODELS.items() if info.kind == "estimator"])
 every_network = pytest.mark.parametrize("name", [name for name, info in MODELS.items() if info.kind == "network"])
@@ -96,14 +97,6 @@ def _random_weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 FORMATS[name](folder)
                 patch.setenv(VARIABLE[name], str(folder))
         yield
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @every_model

@@ -1,7 +1,7 @@
 """Dropout at a tenth of its usual price on CPUs.
 
-PyTorch draws one number per entry there, one after the other, and keeps a mask of the entries' own type: with rate 0.2
-that is a seventh of a training step. A byte per entry is enough, eight of them from each number that is drawn.
+PyTorch draws one number per entry there, one after the other, and keeps a mask of the entries' own type: in the
+default configuration that was a ninth of a training step. A byte per entry is enough, eight of them from each number that is drawn.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ _COARSE = 8 / _LEVELS
 
 
 class _ByteDropout(torch.autograd.Function):
+    """Sets each entry to zero with probability `dropped` / 256 and scales the others; keeps a byte per entry."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, dropped: int) -> Tensor:
         draws = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
