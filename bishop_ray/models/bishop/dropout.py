@@ -1,7 +1,8 @@
 """Dropout at a tenth of its usual price on CPUs.
 
 PyTorch draws one number per entry there, one after the other, and keeps a mask of the entries' own type: in the
-default configuration that was a ninth of a training step. A byte per entry is enough, eight of them from each number that is drawn.
+default configuration that was a ninth of a training step. A byte per entry is enough, eight of them from each number
+that is drawn.
 """
 
 from __future__ import annotations
