@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,6 +193,37 @@ def test_bishop_through_ray_train_is_bishop_in_process(tmp_path):
     torch.manual_seed(5)
     assert largest_difference(weights[0], BiSHop(coder.spec, **SMALL).state_dict()) > 1e-3
     assert largest_difference(*weights) <= 1e-5
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_worker_group_and_stays_ctrl_c(tmp_path):
+    import ray
+
+    split = split_dataset(make_table("regression", rows=140), 0)
+    coder = Preprocessor.fit(split.train)
+    tables = coder.transform(split.train), coder.transform(split.validation)
+    connect()
+    handler = signal.getsignal(signal.SIGINT)
+    checkpoint = tmp_path / "final" / "0000-seed-5" / "checkpoint"
+
+    def interrupt() -> None:
+        while not has_state(checkpoint):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        data = ray.put(StudyData(coder.spec, *tables, coder.to_dict(), coder.target.scale))
+        settings = TrialSettings("bishop", "r2", 5000, 0, Resources(cpus=0.5, workers=2), "ray", str(tmp_path), data)
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_seed(settings, 0, {"model": SMALL, "train": {"lr": 1e-6}}, seed=5, deadline=0.0)
+        assert signal.getsignal(signal.SIGINT) is handler
+        ends = time.monotonic() + 30
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+            assert time.monotonic() < ends, "its workers hold their CPUs"
+            time.sleep(0.2)
+    finally:
+        ray.shutdown()
 
 
 def test_processes_stop_when_the_first_says_so_and_fail_together(together):

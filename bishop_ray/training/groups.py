@@ -6,6 +6,7 @@ https://docs.ray.io/en/latest/train/user-guides/hyperparameter-optimization.html
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ TIME_LIMIT = "time limit"
 """Stop reason of a training that ended at its own deadline, with everything it had reached."""
 DRIVER_CPUS = 0.01
 """What a trial that only waits for its Ray Train workers holds; Tune refuses 0."""
+ABORT_SECONDS = 10.0
+"""How long an interrupted worker group may take to end."""
 _GROUP_KEY = b"bishop_ray:placement_group:"
 
 # Train's own bookkeeping costs seconds per trial with its defaults; none of it is read here.
@@ -51,8 +54,17 @@ def fit_trainer(
     job: TrialConfig, data: Any, checkpoint: Path, run: RunConfig, save_to: Path | None = None, deadline: float = 0.0
 ) -> None:
     """Trains `job` in a Ray Train worker group and waits for it; arguments as `train_here`."""
+    from ray.exceptions import GetTimeoutError, RayActorError
     from ray.train import ScalingConfig
     from ray.train.torch import TorchTrainer
+
+    class Trainer(TorchTrainer):
+        """Leaves Ctrl-C as it is. Ray's own handler ends the process with exit code 0, and stays after the training."""
+
+        controller: Any = None
+
+        def _register_sigint_handler(self, controller: Any) -> None:
+            self.controller = controller
 
     # The trial around this worker group holds DRIVER_CPUS: without the subtraction one trial fewer would fit.
     held = DRIVER_CPUS / job.resources.workers if run.callbacks else 0.0
@@ -61,14 +73,21 @@ def fit_trainer(
         resources["GPU"] = job.resources.gpus
     config = {"job": job, "data": data, "checkpoint": checkpoint, "save_to": save_to, "deadline": deadline}
     config["name"] = run.name
-    TorchTrainer(
+    trainer = Trainer(
         _train_worker,
         train_loop_config=config,
         scaling_config=ScalingConfig(
             num_workers=job.resources.workers, use_gpu=job.resources.gpus > 0, resources_per_worker=resources
         ),
         run_config=run,
-    ).fit()
+    )
+    try:
+        trainer.fit()
+    except KeyboardInterrupt:
+        if trainer.controller is not None:
+            with suppress(RayActorError, GetTimeoutError):  # it ends itself, without an answer
+                ray.get(trainer.controller.abort.remote(), timeout=ABORT_SECONDS)
+        raise
 
 
 def _train_worker(config: dict[str, Any]) -> None:

@@ -62,13 +62,15 @@ def connect(address: str = "") -> Cluster:
 
     target = address or os.environ.get("RAY_ADDRESS", "")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-    options["runtime_env"] = {"env_vars": {**TRAIN_ENVIRONMENT, **_import_path()}}
     if not ray.is_initialized():
         try:
             if target:
-                ray.init(address=target, **options)
+                ray.init(address=target, runtime_env={"env_vars": TRAIN_ENVIRONMENT | _import_path()}, **options)
             else:
                 _own_token()
+                # Processes of an own Ray inherit the environment. A runtime environment in its place would have the
+                # trials start in new processes, beside the idle ones that Ray has waiting: seconds on few cores.
+                os.environ.update(_import_path())
                 ray.init(address="local", include_dashboard=False, **options)
         except (ConnectionError, ValueError) as error:
             reason = (str(error).splitlines() or [""])[0]
