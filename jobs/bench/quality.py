@@ -10,9 +10,9 @@ end at 1024. Ours has `shared_start`.
 
 The authors' side is their network in their loop: batches of 32 from a DataLoader, AdamW at 5e-5, gradients clipped at
 1, a validation pass after each epoch, no passes over the test rows. Ours is `fit_network` with settings of our own,
-until a share of their total time has passed (all of it by default) or patience runs out. Both clocks start before the first look at the data and stand
-still while scores are taken that the training itself does not need. The sides follow each other; seeds are the outer
-loop.
+until a share of their total time has passed (all of it by default) or patience runs out. Both clocks start before the
+first look at the data and stand still while scores are taken that the training itself does not need. The sides follow
+each other; seeds are the outer loop.
 
 Columns: best validation AUC of their epochs, its seconds, test AUC of that epoch; seconds until ours is as good on the
 validation rows, test AUC there, ratio of seconds; ours after as many epochs and in all its time, test AUC then.
