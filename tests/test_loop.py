@@ -152,7 +152,7 @@ def test_same_seed_same_weights_other_seed_other_weights():
 )
 @pytest.mark.parametrize(("clip", "wide"), [(1.0, 0), (0.0, 0), (1.0, 10**9)])
 def test_numbers_that_stop_being_finite_fail_with_epoch_and_layer(kind, message, clip, wide, monkeypatch):
-    monkeypatch.setattr("bishop_ray.training.steps.WIDE", wide)
+    monkeypatch.setattr("bishop_ray.models.base.WIDE", wide)
     torch.manual_seed(0)
     network = Poisoned(spec_of(TaskType.BINARY), kind)
     with pytest.raises(TrainingFailed, match=message):

@@ -110,7 +110,7 @@ def test_parameters_get_memory_of_their_own_after_training(tmp_path):
 
 @pytest.mark.parametrize("wide", [0, 10**9])
 def test_finite_gradients_that_overflow_together_name_the_largest(wide, monkeypatch):
-    monkeypatch.setattr("bishop_ray.training.steps.WIDE", wide)
+    monkeypatch.setattr("bishop_ray.models.base.WIDE", wide)
     network = two_rates()
     stepper = Stepper(network, CONFIG, Ranks(torch.device("cpu")))
     before = [p.detach().clone() for p in network.parameters()]

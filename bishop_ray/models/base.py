@@ -6,7 +6,7 @@ Letters: B rows of a batch, N numerical and C categorical columns, K outputs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +21,14 @@ from bishop_ray.data.table import Table, TableSpec, TaskType
 NumericKind = Literal["normal", "quantile", "raw", "native"]
 """See ``data/numbers.py``."""
 Array = NDArray[np.float32]
+WIDE = 8192
+"""Mean numbers per parameter from which a pass over all of them costs more than an operation for each."""
 _SMALL = TableSpec(TaskType.BINARY, 2, (3,), 2)
+
+
+def is_wide(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether the trained parameters are large ones, whose gradients are added up in place (``training/steps.py``)."""
+    return sum(p.numel() for p in parameters) > WIDE * len(parameters)
 
 
 class Network(nn.Module, ABC):

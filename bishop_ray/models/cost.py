@@ -12,10 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import nn
 
 from bishop_ray.data.table import TableSpec
 from bishop_ray.models import create_model
-from bishop_ray.models.base import Network
+from bishop_ray.models.base import Network, is_wide
 from bishop_ray.models.tracing import Kernels, Trace
 
 PRECISIONS = ("fp32", "bf16")
@@ -107,8 +108,11 @@ _Items = tuple[tuple[str, Any], ...]
 def _training_cost(model: str, spec: TableSpec, hparams: _Items, batch_size: int, precision: str) -> Cost:
     network = _build(model, spec, hparams).train()
     trace = _trace(network, batch_size, precision == "bf16", with_gradients=True)
-    # When weights are updated activations are gone, and gradients complete.
-    peak = max(trace.peak, trace.at_start + _trained(network))
+    if is_wide(_parameters(network)):
+        peak = trace.peak - _trained(network)  # the trace has seen the kept gradient
+    else:
+        # When weights are updated activations are gone, and gradients complete.
+        peak = max(trace.peak, trace.at_start + _trained(network))
     return Cost(trace.flops, peak + _kept(network), sum(p.numel() for p in network.parameters()))
 
 
@@ -130,7 +134,11 @@ def _build(model: str, spec: TableSpec, hparams: _Items) -> Network:
 
 def _trained(network: Network) -> int:
     """Bytes of the trained parameters."""
-    return sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
+    return sum(p.numel() * p.element_size() for p in _parameters(network))
+
+
+def _parameters(network: Network) -> list[nn.Parameter]:
+    return [p for p in network.parameters() if p.requires_grad]
 
 
 def _kept(network: Network) -> int:
@@ -144,6 +152,10 @@ def _trace(network: Network, rows: int, bf16: bool, with_gradients: bool) -> Tra
     spec, trace, kernels = network.spec, Trace(), Kernels()
     for tensor in [*network.parameters(), *network.buffers()]:
         trace.note(tensor)
+    if with_gradients and is_wide(_parameters(network)):
+        for parameter in _parameters(network):
+            parameter.grad = torch.empty_like(parameter)  # added up in place
+            trace.note(parameter.grad)
     with torch.set_grad_enabled(with_gradients), trace, kernels:
         x_num, x_cat = torch.empty(rows, spec.n_num), torch.empty(rows, spec.n_cat, dtype=torch.int64)
         y = torch.empty(rows, dtype=torch.int64 if spec.task.is_classification else torch.float32)

@@ -52,7 +52,7 @@ class Passes:
         return context
 
     def gradient(self, data: Resident, index: Tensor, share: float = 1.0) -> Tensor:
-        """Leaves the gradient of a batch, times `share`, in parameters that have none yet.
+        """Leaves the gradient of a batch, times `share`, in parameters that have none yet, or zeros.
 
         Args:
             data: The rows.
@@ -74,7 +74,8 @@ class Passes:
             # Outside of the handler: the exception holds the frames of the failed pass, and these its tensors.
             self.micro_batch = _half(min(self.micro_batch or len(index), len(index)))
             for parameter in self.network.parameters():
-                parameter.grad = None
+                if parameter.grad is not None:
+                    parameter.grad.zero_()  # in place: a large one must not come to lie in two places
             self._free(f"training passes of at most {self.micro_batch} rows")
 
     def attempt(self, data: Resident, index: Tensor, share: float) -> Tensor:

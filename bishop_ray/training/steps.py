@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from bishop_ray.config import TrainConfig
-from bishop_ray.models.base import Network
+from bishop_ray.models.base import Network, is_wide
 from bishop_ray.training.ranks import Ranks
 
 Batch = tuple[Tensor, Tensor]
-WIDE = 8192
-"""Mean numbers per parameter from which a pass over all of them costs more than an operation for each."""
 
 
 def build_optimizer(network: nn.Module, config: TrainConfig) -> Adam:
@@ -82,8 +80,9 @@ class Stepper:
         # Kept from step to step: fresh memory of this size would cost more than the step.
         self._gradient = torch.zeros_like(flat)
         self._gradients = self._split(self._gradient)
+        self._wide = is_wide(self._parameters)
+        self._clear()
         # What tells a bad gradient's parameter: the norm of each, or, cheaper for many small ones, the gradient itself.
-        self._wide = flat.numel() > WIDE * len(self._parameters)
         self._first_bad = flat.new_zeros(len(self._parameters)) if self._wide else torch.zeros_like(flat)
         sizes = [sum(p.numel() for p in group["params"]) for group in groups]
         parts = zip(torch.split(flat, sizes), torch.split(self._gradient, sizes), strict=True)
@@ -91,6 +90,24 @@ class Stepper:
             whole = nn.Parameter(values)
             whole.grad = gradient
             group["params"] = [whole]
+
+    def _clear(self) -> None:
+        """Makes the parameters ready for the next batch's gradients.
+
+        Large ones are added up where they stay, so that they are there once. For many small ones a copy afterwards
+        takes fewer operations.
+        """
+        if self._wide:
+            self._gradient.zero_()
+        for parameter, own in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = own if self._wide else None
+
+    def _gather(self) -> None:
+        """Copies gradients that lie elsewhere to their places in the flat one."""
+        found = [z if p.grad is None else p.grad for p, z in zip(self._parameters, self._zeros, strict=True)]
+        away = [(own, gradient) for own, gradient in zip(self._gradients, found, strict=True) if gradient is not own]
+        if away:
+            torch._foreach_copy_([own for own, _ in away], [gradient for _, gradient in away])
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """The part of each parameter in a flat tensor, in its shape."""
@@ -100,13 +117,12 @@ class Stepper:
     def release(self) -> None:
         """Gives the network's parameters memory of their own again; no step may follow."""
         for parameter in self._parameters:
-            parameter.data = parameter.data.clone()
+            parameter.data, parameter.grad = parameter.data.clone(), None
 
     @torch.no_grad()
     def step(self) -> None:
         """One update from the gradients at hand; a parameter without gradient counts as gradient 0 on every rank."""
-        gradients = [z if p.grad is None else p.grad for p, z in zip(self._parameters, self._zeros, strict=True)]
-        torch._foreach_copy_(self._gradients, gradients)
+        self._gather()
         self._ranks.sum(self._gradient)
         seen = torch.stack(torch._foreach_norm(self._gradients)) if self._wide else self._gradient
         norm = torch.linalg.vector_norm(seen)
@@ -115,8 +131,7 @@ class Stepper:
         if self._limit > 0:
             torch.clamp((norm + 1e-6) / self._limit, min=1.0, out=self._divisor)
         self.optimizer.step()
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._clear()
 
     def moments(self) -> dict[str, Tensor]:
         """Adam's state by ``MOMENT/PARAMETER``, as views."""
