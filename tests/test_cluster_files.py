@@ -12,14 +12,7 @@ from itertools import pairwise
 
 import pytest
 import yaml
-from cluster_fixtures import CLONE, ROOT, STORAGE, Config, change_at, locked_ray
-
-
-def environment(run_options: list[str]) -> dict[str, str]:
-    """What ``docker run`` is told to set."""
-    words = shlex.split(" ".join(run_options))
-    pairs = [value.partition("=") for flag, value in pairwise(words) if flag in ("-e", "--env")]
-    return {name: value for name, _, value in pairs}
+from cluster_fixtures import CLONE, ROOT, STORAGE, Config, change_at, environment, locked_ray
 
 
 def on_loopback(command: str, flag: str) -> bool:
@@ -77,6 +70,8 @@ def _node_problems(config: Config) -> Iterator[str]:
             yield f"{place}: token authentication is off"
         if not env.get("MLFLOW_TRACKING_URI", "").startswith(("http://", "https://")):
             yield f"{place}: no MLflow address"
+        if int(env.get("RAY_JOB_STOP_WAIT_TIME_S", "3")) < 30:
+            yield f"{place}: a stopped job is killed before it has closed its runs"
     if f"{STORAGE}:{STORAGE}" not in " ".join(docker["run_options"]):
         yield "the container does not see the storage"
     if not any("mount -t nfs4" in command and STORAGE in command for command in config["initialization_commands"]):
@@ -154,6 +149,7 @@ SLIPS: dict[str, tuple[Callable[[Config], None], str]] = {
     "no token": (_without_env("RAY_AUTH_MODE"), "token authentication is off"),
     "token left behind": (change_at("file_mounts", value={CLONE: "."}), "token does not reach"),
     "no MLflow": (_without_env("MLFLOW_TRACKING_URI"), "MLflow"),
+    "stopped jobs are killed": (_without_env("RAY_JOB_STOP_WAIT_TIME_S"), "killed before"),
     "not installed": (change_at("setup_commands", value=["pip install pandas"]), "not installed"),
     "trials on the head": (change_at(KINDS, "head", "resources", value={"CPU": 4}), "on the head"),
     "nothing up at first": (change_at(KINDS, "cpu", "min_workers", value=0), ""),
