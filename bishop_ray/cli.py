@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+from bishop_ray.addresses import scrubbed, show_fault
 from bishop_ray.errors import UnknownName, UserError
 
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
@@ -31,10 +32,11 @@ class Parser(argparse.ArgumentParser):
 def run(main: Callable[[], int]) -> NoReturn:
     """Ends the process with `main`'s exit code; a `UserError` is one line on standard error and exit code 2."""
     catch_signals()
+    sys.excepthook = show_fault
     try:
         code = main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {scrubbed(str(error))}", file=sys.stderr)
         code = EXIT_USER
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where this one was", file=sys.stderr)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "home", "data", "config", "models", "predictor", "training", "reports", "tracking", "tuning", "listing",
+    "errors", "addresses", "home", "data", "config", "models", "predictor", "training", "reports", "tracking", "tuning", "listing",
     "screen", "cli", "choices", "commands", "models_cli", "jobs",
 ]  # fmt: skip
 HOMES = {

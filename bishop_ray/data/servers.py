@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from bishop_ray.addresses import public_address
 from bishop_ray.errors import UserError
 
 DEFAULT_SERVER = "https://www.openml.org/api/v1/xml"
@@ -26,7 +27,8 @@ def server_url(server: str = "") -> str:
         server: ``http://host:port``, with or without the path of the XML interface; or "".
 
     Raises:
-        UserError: Not an http(s) address.
+        UserError: Not an http(s) address, or one with a user or password, which would end up in folder names; OpenML
+            knows none (requests reads those of a proxy in front of it from ``~/.netrc``).
     """
     given = server or os.environ.get("BISHOP_OPENML_SERVER", "") or _configured()
     parts = urlparse(given)
@@ -35,20 +37,32 @@ def server_url(server: str = "") -> str:
     except ValueError:  # a port that is no number
         valid = False
     if not valid:
-        raise UserError(f"the OpenML server must be an address like http://host:port; found {given!r}")
+        raise UserError(f"the OpenML server must be an address like http://host:port; found {public_address(given)!r}")
+    if "@" in given:
+        shown = public_address(given)
+        raise UserError(f"the OpenML server's address must hold no user or password; found some before {shown!r}")
     base = given.rstrip("/")
     return base if "/api/" in parts.path else base + API_PATH
 
 
-def _configured() -> str:
-    """The ``server`` of the client's configuration file (its ``config.py``), read here because importing it is slow."""
+def api_key(server: str) -> str:
+    """The key of the client's settings for the server that they name, "" for any other: it is none of their business.
+
+    The client sends its key along with every request, to wherever a description says that data lie too.
+    """
+    own, asked = urlparse(_configured()), urlparse(server)
+    return _configured("apikey", "") if (own.scheme, own.netloc) == (asked.scheme, asked.netloc) else ""
+
+
+def _configured(name: str = "server", default: str = DEFAULT_SERVER) -> str:
+    """An entry of the client's configuration file (its ``config.py``), read here because importing it is slow."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "openml"
     parser = configparser.RawConfigParser()
     try:
         parser.read_string("[client]\n" + (folder / "config").read_text("utf-8"))
     except (OSError, UnicodeError, configparser.Error):
-        return DEFAULT_SERVER
-    return parser.get("client", "server", fallback=DEFAULT_SERVER)
+        return default
+    return parser.get("client", name, fallback=default)
 
 
 def retries() -> Any:

@@ -20,11 +20,13 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
+from bishop_ray.addresses import scrubbed
 from bishop_ray.data.cache import ServerCache, cache_root
 from bishop_ray.data.files import load_embedded, load_file
 from bishop_ray.data.raw import make_raw
 from bishop_ray.data.servers import (
     DEFAULT_SERVER,
+    api_key,
     passing_failures,
     server_url,
     timed_minio_class,
@@ -193,7 +195,7 @@ def _ask(cache: ServerCache, what: str, fetch: Callable[[Any, bool], T]) -> T:
     openml = _client()
     started = time.monotonic()
     with _client_lock, _quiet():
-        openml.config.server = cache.server
+        openml.config.server, openml.config.apikey = cache.server, api_key(cache.server)
         openml.config.set_retry_policy("human", 1)  # the session retries, with time-outs
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -215,7 +217,7 @@ def _ask(cache: ServerCache, what: str, fetch: Callable[[Any, bool], T]) -> T:
             if attempt == _ATTEMPTS or time.monotonic() - started > _PATIENCE_SECONDS:
                 break
             time.sleep(attempt)
-    reason = " ".join(str(failure).split())[:300] or type(failure).__name__
+    reason = scrubbed(" ".join(str(failure).split()))[:300] or type(failure).__name__  # holds addresses, keys in them
     raise SourceUnavailable(f"OpenML {what}: no usable answer from {cache.server}: {reason}")
 
 
@@ -244,6 +246,5 @@ def _client() -> Any:
     calls: Any = openml._api_calls
     calls.requests = variant(calls.requests, Session=timed_session_class())
     calls.minio = variant(calls.minio, Minio=timed_minio_class())
-    # it logs on the root logger, which would install a handler there
-    calls.logging = logging.getLogger("openml.calls")
+    calls.logging = logging.getLogger("openml.calls")  # not the root logger, where it would install a handler
     return openml

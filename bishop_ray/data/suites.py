@@ -5,6 +5,7 @@ Suite and task numbers: Grinsztajn et al. 2022 on OpenML (334 CC, 337 NC, 335 CR
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,27 @@ TASK_TYPES: tuple[str, ...] = ("regression", "classification", "binary", "multic
 
 TABLE_SUFFIXES: tuple[str, ...] = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 """Files that can be read as a table."""
+
+
+LONGEST_PART = 120
+"""Bytes of a `path_part`: names of files and folders may have 255, and what is made of a key adds to it."""
+
+_RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))}
+"""Names that Windows gives to devices, with any suffix."""
+
+
+def path_part(name: str) -> str:
+    """`name` as one step of a path on any system: never empty, hidden, "..", a device of Windows, or too long.
+
+    Letters and digits of any script, ".", "_" and "-" stay. A name that is cut ends with eight letters of its hash.
+    """
+    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip("._-") or "table"
+    if safe.partition(".")[0].upper() in _RESERVED:
+        safe = f"table_{safe}"
+    if len(safe.encode()) <= LONGEST_PART:
+        return safe
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{safe.encode()[: LONGEST_PART - 9].decode(errors='ignore')}-{digest}"
 
 
 @dataclass(frozen=True)
@@ -56,13 +78,13 @@ class DatasetRef:
     @property
     def key(self) -> str:
         """Name of study, registered model and folder: ``CR-abalone``, ``361093-analcatdata_supreme``, ``iris``."""
-        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in self.name).strip("._-") or "table"
-        return f"{self.group}-{safe}" if self.group else safe
+        safe = path_part(self.name)
+        return f"{path_part(self.group)}-{safe}" if self.group else safe
 
     @property
     def experiment(self) -> str:
         """MLflow experiment: one per suite or table; loose tasks share one."""
-        return "openml-tasks" if self.group == self.locator else (self.group or self.key)
+        return "openml-tasks" if self.group == self.locator else (path_part(self.group) if self.group else self.key)
 
 
 def suite_id(name: str) -> int:

@@ -22,7 +22,7 @@ from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import UserError
 from bishop_ray.models.base import Estimator, Network
 from bishop_ray.predictor.combine import combine
-from bishop_ray.predictor.files import MANIFEST, fingerprint, write_manifest
+from bishop_ray.predictor.files import DAMAGE, MANIFEST, fingerprint, words, write_manifest
 from bishop_ray.predictor.single import ENSEMBLE, Predictor
 
 logger = logging.getLogger(__name__)
@@ -162,8 +162,8 @@ def load_ensemble(folder: Path, manifest: dict[str, Any]) -> EnsemblePredictor:
         described = list(manifest["hparams"].values())
         keys = [(str(entry["key"]), float(entry["weight"])) for entry in described]
         digest, info = str(manifest["weights_sha256"]), dict(manifest["info"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{folder / MANIFEST}: damaged ({type(error).__name__}: {error})") from error
+    except DAMAGE as error:
+        raise UserError(f"{folder / MANIFEST}: damaged ({words(error)})") from error
     if not keys:
         raise UserError(f"{folder / MANIFEST}: damaged (an ensemble without members)")
     if _digest(folder, len(keys)) != digest:

@@ -20,6 +20,18 @@ FORMAT = 2
 
 MANIFEST = "predictor.json"
 
+DAMAGE = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    AssertionError,
+    MemoryError,
+)
+"""What reading a file can raise that anybody may have written: wrong types, sizes without end, endless nesting."""
+
 
 def fingerprint(folder: Path | str) -> str:
     """A short hash of what a saved predictor computes: model, preprocessing and weights, not its `info`."""
@@ -61,8 +73,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; expected a folder that Predictor.save wrote") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: damaged or cut off ({error})") from error
+    except (OSError, *DAMAGE) as error:
+        raise UserError(f"{path}: damaged or cut off ({words(error)})") from error
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if not isinstance(version, int) or version < 1:
         raise UserError(f"{path}: expected a predictor of format {FORMAT}; found no format number")
@@ -72,6 +84,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path}: format {version} needs bishop_ray {writer} or newer; this is {bishop_ray.__version__}"
         )
     return dict(manifest)
+
+
+def words(error: BaseException) -> str:
+    """An error's kind and its message, on one line."""
+    message = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def flush(path: Path) -> None:

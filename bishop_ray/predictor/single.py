@@ -20,7 +20,7 @@ from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import UserError
 from bishop_ray.models import create_model
 from bishop_ray.models.base import Estimator, Network
-from bishop_ray.predictor.files import MANIFEST, read_manifest, replacing, write_manifest
+from bishop_ray.predictor.files import DAMAGE, MANIFEST, read_manifest, replacing, words, write_manifest
 from bishop_ray.predictor.weights import load_model, save_model
 
 ENSEMBLE = "ensemble"
@@ -150,16 +150,16 @@ def _load(folder: Path, manifest: dict[str, Any]) -> Predictor:
         name, hparams = str(manifest["model"]), dict(manifest["hparams"])
         preprocessor = Preprocessor.from_dict(manifest["preprocessor"])
         spec, digest = TableSpec(**manifest["spec"]), str(manifest["weights_sha256"])
-        info = dict(manifest["info"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{folder / MANIFEST}: damaged ({type(error).__name__}: {error})") from error
-    if spec != preprocessor.spec:
+        info, same = dict(manifest["info"]), spec == preprocessor.spec
+    except DAMAGE as error:
+        raise UserError(f"{folder / MANIFEST}: damaged ({words(error)})") from error
+    if not same:
         raise UserError(f"{folder / MANIFEST}: damaged (spec and preprocessor describe different tables)")
     with torch.random.fork_rng(devices=[]):  # building draws initial weights: the caller's random state stays
         try:
             model = create_model(name, spec, hparams)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{folder / MANIFEST}: no {name} can be built from it ({error})") from error
+        except DAMAGE as error:
+            raise UserError(f"{folder / MANIFEST}: no {name[:40]} can be built from it ({words(error)})") from error
     load_model(model, folder, digest)
     return Predictor(preprocessor, model, name, hparams, info)
 

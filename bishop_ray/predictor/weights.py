@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from bishop_ray.errors import UserError
 from bishop_ray.models.base import Estimator, Network
-from bishop_ray.predictor.files import MANIFEST, files, flush, hash_file, hash_folder
+from bishop_ray.predictor.files import DAMAGE, MANIFEST, files, flush, hash_file, hash_folder, words
 
 WEIGHTS = "weights.safetensors"
 MODEL = "model"
@@ -48,7 +48,10 @@ def load_model(model: Network | Estimator, folder: Path, digest: str) -> None:
     # Before it is read: what another library makes of a changed file is its own business.
     if hash_folder(folder / MODEL) != digest:
         raise UserError(f"{folder / MODEL}: damaged, or not the model that {MANIFEST} was written with (hash differs)")
-    model.load(folder / MODEL)
+    try:
+        model.load(folder / MODEL)
+    except (OSError, *DAMAGE) as error:
+        raise UserError(f"{folder / MODEL}: damaged ({words(error)})") from error
 
 
 def _load_weights(model: Network, path: Path, digest: str) -> None:

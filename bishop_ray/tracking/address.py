@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bishop_ray.addresses import public_address as public_uri
 from bishop_ray.errors import UserError
 from bishop_ray.home import home
 
@@ -29,18 +30,20 @@ def tracking_uri(explicit: str = "") -> str:
     if dialect == "sqlite":
         return f"sqlite:///{sqlite_path(uri)}"
     if dialect in DATABASES or scheme in SERVERS:
-        if scheme in SERVERS and not urlsplit(uri).hostname:
-            raise UserError(f"tracking URI {public_uri(uri)!r} names no host; expected e.g. http://host:5000")
+        if scheme in SERVERS:
+            _check_host(uri)
         return uri.rstrip("/")
+    shown = public_uri(uri)
     if uri.startswith("file:") or _looks_like_path(uri):
+        folder = shown.removeprefix("file:") or "./mlruns"
         raise UserError(
-            f"tracking URI {uri!r} is a file store, which MLflow 3 refuses; use sqlite:///mlflow.db or a server, "
-            f"and bring old runs over with: mlflow migrate-filestore --source {uri.removeprefix('file:') or './mlruns'}"
+            f"tracking URI {shown!r} is a file store, which MLflow 3 refuses; use sqlite:///mlflow.db or a server, "
+            f"and bring old runs over with: mlflow migrate-filestore --source {folder}"
             " --target sqlite:///mlflow.db"
         )
-    hint = f"; did you mean http://{uri}?" if not scheme and ":" in uri else ""
+    hint = f"; did you mean http://{shown}?" if not scheme and ":" in uri else ""
     raise UserError(
-        f"tracking URI {public_uri(uri)!r}: expected http(s)://HOST:PORT, sqlite:///FILE, "
+        f"tracking URI {shown!r}: expected http(s)://HOST:PORT, sqlite:///FILE, "
         f"postgresql://..., mysql://... or mssql://...{hint}"
     )
 
@@ -53,18 +56,22 @@ def sqlite_path(uri: str) -> Path:
     """
     path = uri.partition("://")[2].partition("?")[0]
     if path in ("", "/", "/:memory:"):
-        raise UserError(f"tracking URI {uri!r} is an in-memory database; name a file: sqlite:///mlflow.db")
+        raise UserError(f"tracking URI {public_uri(uri)!r} is an in-memory database; name a file: sqlite:///mlflow.db")
     return Path(path[1:] if path.startswith("/") else path).expanduser().absolute()
 
 
-def public_uri(uri: str) -> str:
-    """The address without user, password, token and query: fit for messages and logs."""
-    scheme, separator, rest = uri.partition("://")
-    if not separator:
-        return uri
-    # Not urlunsplit: it would drop two of the four slashes of ``sqlite:////absolute/path``.
-    place, slash, path = rest.partition("/")
-    return scheme + separator + place.rpartition("@")[2] + slash + path.partition("?")[0]
+def _check_host(uri: str) -> None:
+    """UserError for an address whose host or port cannot be read."""
+    try:
+        parts = urlsplit(uri)
+        readable = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        readable = False
+    if not readable:
+        raise UserError(
+            f"tracking URI {public_uri(uri)!r} names no host; expected e.g. http://host:5000 "
+            "(signs such as '/', '?' and '#' in a password are written %2F, %3F, %23)"
+        )
 
 
 def _looks_like_path(uri: str) -> bool:

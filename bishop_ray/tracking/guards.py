@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import sqlite_path
+from bishop_ray.tracking.names import MAX_KEY
 
 _REFUSED = {
     "INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE",
@@ -56,8 +57,10 @@ def check_names(name: str, alias: str) -> None:
     Raises:
         UserError: With what was expected.
     """
-    if not name or name.strip() != name or any(sign in name for sign in "/:\\\n") or name in (".", ".."):
-        raise UserError(f"registered name {name!r}: expected a name without '/', ':' and spaces around it")
+    strange = not name.isprintable() or len(name) > MAX_KEY or any(sign in name for sign in "/:\\")
+    if not name or name.strip() != name or strange or name in (".", ".."):
+        wanted = f"a name of at most {MAX_KEY} letters without '/', ':' and spaces around it"
+        raise UserError(f"registered name {name[:MAX_KEY]!r}: expected {wanted}")
     reserved = alias.lower() in ("latest", "champion") or re.fullmatch(r"[vV]?\d+", alias)
     if not re.fullmatch(r"[\w-]{1,255}", alias) or reserved:
         raise UserError(f"alias {alias!r}: expected letters, digits, '_' and '-'; 'latest', 'champion', v1 are taken")

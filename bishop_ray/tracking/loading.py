@@ -1,4 +1,7 @@
-"""A registered model as a `Predictor` again, without running anything that lies in the registry."""
+"""A registered model as a `Predictor` again, without running anything that lies in the registry.
+
+Files are read only from where ``roots.py`` allows it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tracking.address import tracking_uri
 from bishop_ray.tracking.guards import from_mlflow, patient
+from bishop_ray.tracking.roots import check_links, check_source, local_path
 from bishop_ray.tracking.store import as_user_error, open_client, quoted, reason
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ def load_best(name: str, alias: str = "champion", uri: str = "") -> Predictor:
 
     Raises:
         UnknownName: No such model, alias or version.
-        UserError: The version holds no predictor, or a damaged one.
+        UserError: The version holds no predictor, a damaged one, or one outside the allowed places (``roots.py``).
         SourceUnavailable: The server does not answer.
     """
     from bishop_ray.predictor import Predictor
@@ -38,7 +42,7 @@ def load_best(name: str, alias: str = "champion", uri: str = "") -> Predictor:
             client = open_client(uri)
             number = _resolve(client, name, alias)
             source = client.get_model_version_download_uri(name, number)
-            folder = _download(uri, source, scratch)
+            folder = _download(uri, str(source), scratch)
         except (UserError, OSError) as error:
             if isinstance(error, UserError):
                 raise
@@ -69,5 +73,8 @@ def _resolve(client: MlflowClient, name: str, alias: str) -> str:
 def _download(uri: str, source: str, scratch: str) -> Path:
     from mlflow.artifacts import download_artifacts
 
+    check_source(source, uri)
+    if (place := local_path(source)) is not None:
+        check_links(place)  # a copy would follow them
     path = f"{source.rstrip('/')}/artifacts/predictor"
     return Path(download_artifacts(artifact_uri=path, dst_path=scratch, tracking_uri=uri, registry_uri=uri))

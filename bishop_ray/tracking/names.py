@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from bishop_ray.data.suites import path_part
+
 MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
@@ -16,7 +18,7 @@ _FORBIDDEN = re.compile(r"[^\w.\- :/]")
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def safe_key(name: str) -> str:
@@ -30,14 +32,23 @@ def safe_key(name: str) -> str:
         cleaned = cleaned.replace("./", "_/").replace("/.", "/_")
     if cleaned == name and len(name) <= MAX_KEY:
         return name
-    cleaned = re.sub(r"\s*_+\s*", "_", cleaned).strip("_ ") or "_"
+    steps = [re.sub(r"\s*_+\s*", "_", step).strip("_ ") for step in cleaned.split("/")]
+    cleaned = "/".join(step for step in steps if step.strip(".")) or "_"
     return f"{cleaned[: MAX_KEY - 5]}-{_digest(name)[:4]}"
 
 
 def safe_file_name(name: str) -> str:
-    """`name` as one path component: no separators, never hidden, never empty."""
-    cleaned = re.sub(r"[^\w.\-]", "_", name).strip(".") or "_"
-    return cleaned if cleaned == name else f"{cleaned[:100]}-{_digest(name)[:8]}"
+    """`name` as one path component: no separators, never hidden, never empty, of `path_part`'s length.
+
+    A changed name ends with eight letters of its hash, so that two names never become one.
+    """
+    cleaned = path_part(name)
+    return name if cleaned == name else f"{cleaned.removesuffix(f'-{_digest(name)[:8]}')}-{_digest(name)[:8]}"
+
+
+def clean(text: str) -> str:
+    """`text` without what PostgreSQL cannot store: zero bytes and halves of characters become U+FFFD."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def finite_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
@@ -61,7 +72,7 @@ def split_params(params: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, s
     short: dict[str, str] = {}
     long: dict[str, str] = {}
     for name, value in params.items():
-        key, text = safe_key(str(name)), str(value)
+        key, text = safe_key(str(name)), clean(str(value))
         if len(text) > MAX_PARAM:
             long[f"long_params/{safe_file_name(str(name))}.txt"] = text
             text = f"sha256:{_digest(text)} ({len(text)} characters, see artifact long_params)"
@@ -72,7 +83,7 @@ def split_params(params: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, s
 def short_tags(tags: Mapping[str, Any]) -> dict[str, str]:
     """Tags as texts within MLflow's limits; a longer text is cut and marked."""
     return {
-        safe_key(str(name)): text if len(text := str(value)) <= MAX_TAG else f"{text[: MAX_TAG - 5]} ..."
+        safe_key(str(name)): text if len(text := clean(str(value))) <= MAX_TAG else f"{text[: MAX_TAG - 5]} ..."
         for name, value in tags.items()
     }
 

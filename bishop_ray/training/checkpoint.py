@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bishop_ray.errors import UserError
+from bishop_ray.predictor.files import DAMAGE, words
 from bishop_ray.training.steps import Stepper
 
 FILE = "last.safetensors"
@@ -111,23 +112,54 @@ def load_state(
     """
     path = folder / FILE
     header, tensors = _read(path)
-    if header["format"] != FORMAT:
-        raise UserError(f"checkpoint {path}: expected format {FORMAT}; found {header['format']}")
-    _check_identity(path, header["identity"], identity)
+    if header.get("format") != FORMAT:
+        raise UserError(f"checkpoint {path}: expected format {FORMAT}; found {str(header.get('format'))[:40]}")
+    try:
+        _check_identity(path, header["identity"], identity)
+        return _put(header, tensors, network, stepper, scheduler)
+    except DAMAGE as error:
+        raise UserError(f"checkpoint {path} does not fit the network: {words(error)}") from error
+
+
+def _put(
+    header: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module, stepper: Stepper, scheduler: Any
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What was read into network, stepper and scheduler; the best state dict and the progress."""
     device = next(network.parameters()).device
     # Copied: what was read is a mapping of the file, which the next save replaces.
     moved = {key: tensor.to(device, copy=True) for key, tensor in tensors.items()}
     best = {key.removeprefix("best/"): tensor for key, tensor in moved.items() if key.startswith("best/")}
     weights = {key.removeprefix("weights/"): tensor for key, tensor in moved.items() if key.startswith("weights/")}
-    try:
-        network.load_state_dict(weights)
-        stepper.load_moments(moved)
-    except (RuntimeError, KeyError) as error:
-        raise UserError(f"checkpoint {path} does not fit the network: {' '.join(str(error).split())[:200]}") from error
+    network.load_state_dict(weights)
+    _check_moments(moved, network)
+    stepper.load_moments(moved)
     for group, rate in zip(stepper.optimizer.param_groups, header["lr"], strict=True):
-        group["lr"] = rate
-    scheduler.load_state_dict(header["scheduler"])
+        group["lr"] = float(rate)
+    # A scheduler takes whatever it is given as its attributes, methods among them.
+    own, found = scheduler.state_dict(), dict(header["scheduler"])
+    if found.keys() != own.keys() or not all(_alike(found[key], own[key]) for key in own):
+        raise ValueError("the scheduler's state is of another kind")
+    scheduler.load_state_dict(found)
     return best, dict(header["progress"])
+
+
+def _check_moments(tensors: Mapping[str, Tensor], network: nn.Module) -> None:
+    """ValueError for moments of other sizes than the parameters': the optimizer's fused kernel would not notice."""
+    for name, parameter in network.named_parameters():
+        shapes = {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape, "step": ()}
+        for key, shape in ((f"{kind}/{name}", shape) for kind, shape in shapes.items()):
+            if (found := tensors.get(key)) is None:
+                if parameter.requires_grad:
+                    raise KeyError(key)
+            elif found.shape != shape or not found.is_floating_point():
+                raise ValueError(f"{key}: expected {tuple(shape)}, found {tuple(found.shape)} of {found.dtype}")
+
+
+def _alike(found: Any, own: Any) -> bool:
+    """Whether a value from JSON is of the kind of ours: a number, a text, or as many of them."""
+    if isinstance(own, list):
+        return isinstance(found, list) and len(found) == len(own) and all(map(_alike, found, own))
+    return isinstance(found, int | float if isinstance(own, int | float) else type(own))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -136,10 +168,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise UserError(f"no checkpoint at {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            header: dict[str, Any] = json.loads(file.metadata()["state"])
+            header = dict(json.loads(file.metadata()["state"]))
             return header, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no iterator
-    except (SafetensorError, TypeError, KeyError, ValueError) as error:
-        raise UserError(f"checkpoint {path} is damaged or no checkpoint: {error}") from error
+    except (SafetensorError, OSError, *DAMAGE) as error:
+        raise UserError(f"checkpoint {path} is damaged or no checkpoint: {words(error)}") from error
 
 
 def _check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
