@@ -180,6 +180,13 @@ def test_the_image_is_rays_own_with_the_lock_file_and_nobody_is_root() -> None:
     assert any(word == "ENV" and "RAY_AUTH_MODE=token" in rest for word, rest in steps)
 
 
+def test_comments_and_commands_name_the_locked_ray_too() -> None:
+    for name in ("cluster.yaml", "deploy/Dockerfile", "deploy/rayjob.yaml"):
+        text = (ROOT / name).read_text("utf-8")
+        named = re.findall(r"[:=\s\"](\d+\.\d+\.\d+)(?=-py311|\")", text)
+        assert set(named) == {locked_ray()}, name
+
+
 def test_the_image_gets_what_it_copies_and_nothing_else() -> None:
     copied = {source for word, rest in instructions("Dockerfile") if word == "COPY" for source in rest.split()[1:-1]}
     ignored = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
