@@ -16,6 +16,7 @@ from typing import Any
 from bishop_ray.config import Resources
 from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.training.cards import smallest_gpu
+from bishop_ray.tuning.loopback import on_loopback
 from bishop_ray.tuning.room import PROCESS, SMALLEST_SHARE, Ask, Node, memory_class
 
 # Read by Ray when it is imported or started: our own table and records replace Tune's printers and loggers.
@@ -71,7 +72,8 @@ def connect(address: str = "") -> Cluster:
                 # Processes of an own Ray inherit the environment. A runtime environment in its place would have the
                 # trials start in new processes, beside the idle ones that Ray has waiting: seconds on few cores.
                 os.environ.update(_import_path())
-                ray.init(address="local", include_dashboard=False, **options)
+                with on_loopback():
+                    ray.init(address="local", include_dashboard=False, **options)
         except (ConnectionError, ValueError) as error:
             reason = (str(error).splitlines() or [""])[0]
             expected = "expected HOST:PORT, ray://HOST:PORT or auto"
