@@ -43,6 +43,17 @@ class SourceUnavailable(UserError):
     """A server (OpenML, MLflow) that did not answer in time."""
 
 
+class StorageFull(UserError):
+    """No space is left where a study is kept. Everything recorded so far stands, and the same command goes on.
+
+    Args:
+        path: What could not be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"no space left to write {path}; free some, then the same command goes on where this one was")
+
+
 class TrainingFailed(Exception):
     """A trial that cannot go on: its reason is recorded and the trial is *failed*, never scored.
 

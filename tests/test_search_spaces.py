@@ -22,9 +22,10 @@ from bishop_ray.models import MODELS, create_model
 from bishop_ray.models.base import Network
 from bishop_ray.models.bishop import BiSHop
 from bishop_ray.tuning.ranges import Range
+from bishop_ray.tuning.samplers import SAMPLERS, sampler_factory
 from bishop_ray.tuning.searcher import StudyAsker
 from bishop_ray.tuning.space import SearchSpace, find_space, flatten, load_space, named_spaces, space_names, unflatten
-from bishop_ray.tuning.store import SAMPLERS, open_study, sampler_factory
+from bishop_ray.tuning.store import open_study
 from bishop_ray.tuning.trials import trial_rows
 
 SPEC = TableSpec(TaskType.BINARY, 3, (4, 5), 2)

@@ -23,9 +23,10 @@ from bishop_ray.tuning.cluster import Cluster, concurrency, trial_resources
 from bishop_ray.tuning.prepare import load
 from bishop_ray.tuning.progress import Progress, curves, error_reason, is_metric
 from bishop_ray.tuning.race import Race
+from bishop_ray.tuning.samplers import sampler_factory
 from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
 from bishop_ray.tuning.space import SearchSpace, load_space
-from bishop_ray.tuning.store import open_study, sampler_factory
+from bishop_ray.tuning.store import open_study
 from bishop_ray.tuning.study import StudyFailed, run_study
 from bishop_ray.tuning.suite import run_studies
 from bishop_ray.tuning.trials import best_of

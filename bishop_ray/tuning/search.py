@@ -24,10 +24,11 @@ from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
 from bishop_ray.tuning.recorder import Recorders, StudyRecorder
 from bishop_ray.tuning.room import Node
+from bishop_ray.tuning.samplers import sampler_factory
 from bishop_ray.tuning.scheduler import PerModel, make_scheduler
 from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
 from bishop_ray.tuning.space import SearchSpace
-from bishop_ray.tuning.store import OpenStudy, sampler_factory
+from bishop_ray.tuning.store import OpenStudy
 from bishop_ray.tuning.trials import best_of, count_states
 
 

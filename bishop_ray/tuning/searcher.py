@@ -69,6 +69,7 @@ class StudyAsker:
         """Number and parameters of the next trial."""
         if self.interrupted:
             number = self.interrupted.pop(0)
+            self._study.sampler = self._sampler(number)  # its process may have died before all was drawn
             trial = Trial(self._study, self._study.get_trials(deepcopy=False)[number]._trial_id)
         else:
             self._study.sampler = self._sampler(self.started)

@@ -6,23 +6,19 @@ import contextlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
 from filelock import FileLock, Timeout
-from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 
 from bishop_ray.config import StudyConfig
-from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.errors import UserError
+from bishop_ray.tuning.journal import JOURNAL, mend, open_journal
 from bishop_ray.tuning.space import OUTSIDE, SearchSpace
 
-JOURNAL = "optuna.journal"
-SAMPLERS = ("tpe", "random", "gp")
 _FACTS, _ID, _RESULT, _OPENINGS, _SECONDS = "facts", "id", "result", "test_openings", "seconds"
 
 
@@ -95,6 +91,7 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"--storage: cannot write {path.parent}: {error.strerror or error}") from None
     try:
+        mend(folder / JOURNAL)
         yield
     finally:
         lock.release()
@@ -105,7 +102,7 @@ def stored_identity(config: StudyConfig) -> str:
     if not (study_folder(config) / JOURNAL).is_file():
         return ""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = JournalStorage(JournalFileBackend(str(study_folder(config) / JOURNAL)))
+    storage = open_journal(study_folder(config) / JOURNAL)
     names = [study.study_name for study in storage.get_all_studies()]
     if config.name not in names:
         return ""
@@ -124,7 +121,7 @@ def read_study(folder: Path) -> optuna.Study:
         raise UserError(f"{path}: missing; expected the journal of study {folder.name}")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        return optuna.load_study(study_name=folder.name, storage=JournalStorage(JournalFileBackend(str(path))))
+        return optuna.load_study(study_name=folder.name, storage=open_journal(path))
     except Exception as error:  # a damaged line may break the replay anywhere
         raise UserError(f"{path}: damaged ({type(error).__name__}: {error})") from error
 
@@ -150,7 +147,7 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
     folder = study_folder(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        storage = open_journal(folder / JOURNAL)
     except OSError as error:
         raise UserError(f"--storage: cannot write {folder}: {error.strerror or error}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -189,29 +186,3 @@ def _same(name: str, stored: dict[str, Any], now: dict[str, Any]) -> None:
             f"study {name} exists with other settings: {'; '.join(changed)}; "
             "use --fresh to start over or another --seed"
         )
-
-
-def sampler_factory(config: StudyConfig, startup: int = 0) -> Callable[[int], BaseSampler]:
-    """Makes the sampler of the n-th trial, seeded by study seed and n.
-
-    Args:
-        config: The study.
-        startup: Trials at random before the sampler models anything; 0 for what suits ``config.trials``.
-
-    Raises:
-        UnknownName: No such sampler.
-    """
-    if config.sampler not in SAMPLERS:
-        raise UnknownName("sampler", config.sampler, SAMPLERS)
-    # A tenth of the budget at random, 4 to 10 trials: TPE's default of 10 would make a small search a random one.
-    startup = startup or min(10, max(4, config.trials // 10))
-
-    def make(number: int) -> BaseSampler:
-        seed = (config.seed * 100_003 + number) % 2**32  # more is no seed of NumPy
-        if config.sampler == "random":
-            return RandomSampler(seed=seed)
-        if config.sampler == "gp":
-            return GPSampler(seed=seed, n_startup_trials=startup)
-        return TPESampler(seed=seed, multivariate=True, n_startup_trials=startup)
-
-    return make
