@@ -50,6 +50,8 @@ def load_best(name: str, alias: str = "champion", uri: str = "") -> Predictor:
         except Exception as error:
             if not from_mlflow(error):
                 raise
+            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+                raise UserError(f"registered model {name!r} ({alias}) holds no predictor") from error
             raise as_user_error(error, uri) from error
         return Predictor.load(folder)
 
