@@ -15,15 +15,22 @@ from bishop_ray.errors import UserError
 from bishop_ray.home import home
 
 if TYPE_CHECKING:
+    Actions = argparse._SubParsersAction[cli.Parser]
     from bishop_ray.tuning.rebuild import Rebuilt
 
 
 def models_parser() -> argparse.ArgumentParser:
     """The parser of ``jobs/models.py``."""
     parser = cli.Parser(
-        prog="models.py", allow_abbrev=False, description="Works with the models that searches have trained."
+        prog="models.py", allow_abbrev=False, description="Works with what searches have left: models, records of runs."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _add_ensemble(actions)
+    _add_sync(actions)
+    return parser
+
+
+def _add_ensemble(actions: Actions) -> None:
     text = (
         "Builds the ensemble of a search over several models again, from the trained models and their predictions of "
         "the validation rows that the search left on disk, and registers it. Nothing is trained, no data are read and "
@@ -48,17 +55,54 @@ def models_parser() -> argparse.ArgumentParser:
         "--tracking-uri", default="", metavar="URI", help="the search's MLflow address (MLFLOW_TRACKING_URI)"
     )
     ensemble.add_argument("--output", default="", metavar="FOLDER", help="also save the ensemble here, without MLflow")
-    return parser
+
+
+def _add_sync(actions: Actions) -> None:
+    text = (
+        "Sends to MLflow what searches could not send while it was away, completes their runs from the studies on "
+        "disk, and ends the runs of searches that were killed and do not run any more. Called again, it changes "
+        "nothing."
+    )
+    sync = actions.add_parser(
+        "sync", allow_abbrev=False, help="bring MLflow to where the studies are", description=text
+    )
+    sync.add_argument(
+        "study", nargs="?", default="", metavar="STUDY", help="its folder in STORAGE/studies (default: all of them)"
+    )
+    sync.add_argument("--storage", default="", metavar="DIR", help="where the searches ran (BISHOP_RAY_HOME)")
+    sync.add_argument("--tracking-uri", default="", metavar="URI", help="the MLflow address (MLFLOW_TRACKING_URI)")
 
 
 def run_models(args: argparse.Namespace) -> int:
-    """The job; returns the exit code: 0, or 1 when one model alone scores best, so that there is no ensemble.
+    """The job; returns the exit code.
+
+    It is 1 when one model alone scores best, so that there is no ensemble, and when a study could not be synced.
 
     Raises:
         UserError: Bad input; nothing was written.
     """
     commands.quiet()
     storage = Path(args.storage).expanduser().resolve() if args.storage else home()
+    return _sync(args, storage) if args.action == "sync" else _ensemble(args, storage)
+
+
+def _sync(args: argparse.Namespace, storage: Path) -> int:
+    from bishop_ray.tuning.sync import sync_studies
+
+    code, changed = 0, 0
+    for done in sync_studies(storage, args.study, args.tracking_uri):
+        if done.problem:
+            print(f"{done.study}: left alone: {done.problem}")
+            code = cli.EXIT_FAILED
+        elif done.events or done.runs:
+            print(f"{done.study}: {done.events} events sent, {done.runs} runs completed")
+            changed += 1
+    if not changed and not code:
+        print(f"nothing to do: MLflow has all of the studies in {storage / 'studies'}")
+    return code
+
+
+def _ensemble(args: argparse.Namespace, storage: Path) -> int:
     output = Path(args.output).expanduser() if args.output else None
     if output is not None:
         _check_folder(output)

@@ -1,7 +1,8 @@
-"""What searches have trained, used again: the ensemble of a search, rebuilt without data and without training.
+"""What searches have left, used again: ensembles rebuilt without data and training, MLflow brought up to date.
 
 python jobs/models.py ensemble breast_cancer
 python jobs/models.py ensemble CR-abalone-automl-s0 --top-k 3
+python jobs/models.py sync
 """
 
 from __future__ import annotations

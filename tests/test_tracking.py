@@ -365,7 +365,7 @@ def test_applying_events_twice_is_applying_them_once(uri: str, tmp_path: Path) -
         spool.append([{**end, "metrics": {"epochs": 1.0}, "tags": {}}])
     with spool.path.open("a") as file:
         file.write('{"kind": "metr')  # the process died here
-    events = Spool(spool.path).read()
+    events = Spool(spool.path).read().events
     assert len(events) == 7
     sink = RunSink(uri)
     sink.apply(events)

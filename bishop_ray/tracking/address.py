@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bishop_ray.addresses import public_address as public_uri
+from bishop_ray.addresses import public_address
 from bishop_ray.errors import UserError
 from bishop_ray.home import home
 
+public_uri = public_address
 DATABASES = ("postgresql", "mysql", "mssql")
 SERVERS = ("http", "https")
 

@@ -4,100 +4,112 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bishop_ray.tracking.guards import is_final
-from bishop_ray.tracking.names import finite_metrics, safe_key, short_tags, split_params
-from bishop_ray.tracking.store import experiment_id, open_client, quoted, reason, search_all
+from bishop_ray.tracking.names import finite_metrics, safe_key
+from bishop_ray.tracking.store import experiment_id, quoted, search_all
+from bishop_ray.tracking.writes import Writes, table_json
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Run
-    from mlflow.tracking import MlflowClient
+    from mlflow.entities import Run
 
 Event = dict[str, Any]
-"""JSON-able: ``kind`` (study, start, metrics, finish, final, close), ``time`` in ms, and the kind's own fields."""
+"""JSON-able: ``kind`` (study, known, start, metrics, finish, final, close), ``time`` in ms, the kind's own fields."""
 
 PARENT = -1
 """Stands for the parent run where a trial number is expected."""
 
+OPEN = ("RUNNING", "SCHEDULED")
 _log = logging.getLogger(__name__)
 
 
-class RunSink:
-    """Writes the runs of one study. Used by one thread; every method raises when MLflow does not answer.
+class RunSink(Writes):
+    """Writes the runs of one study.
 
     Runs are found by their tags ``bishop.study_id``, ``bishop.kind`` and ``bishop.trial``, so that a study that
-    goes on (or a spool that is replayed) writes to the runs it had.
+    goes on (or a spool that is replayed) writes to the runs it had. A step of a metric is written once: where a trial
+    repeats epochs after an interruption, the first value counts, as in the study.
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri
+        super().__init__(uri)
         self.parent_id = ""
         self.run_ids: dict[int, str] = {}
         """Trial number -> run id, of this study."""
-        self.give_up = False
-        """Set by another thread: the next write raises, and what is left stays with the caller."""
-        self.dropped = 0
-        """Writes that MLflow refused for good (a run deleted by someone, for example)."""
-        self._client: MlflowClient | None = None
         self._study: Event = {}
         self._experiment = ""
+        self._failed = False
+        self._ended: dict[int, str] = {}
+        self._deleted: set[int] = set()
+        self._own: set[str] = set()
+        self._steps: dict[str, dict[str, set[int]]] = {}
         self._nonfinite: dict[int, set[tuple[int, str]]] = {}
         self._mapped: dict[str, str] = {}
-        self._pending: dict[str, list[Metric]] = {}
 
-    @property
-    def client(self) -> MlflowClient:
-        """The MLflow client, made at first use: importing mlflow takes more than a second."""
-        if self.give_up:
-            raise TimeoutError("no time left")
-        if self._client is None:
-            self._client = open_client(self.uri)
-        return self._client
+    def apply(self, events: Sequence[Event]) -> None:
+        """Writes `events` in their order; metrics of all trials go out batched, before their run is finished.
 
-    def apply(self, events: Iterable[Event]) -> None:
-        """Writes `events` in their order; metrics of all trials go out batched, before their run is finished."""
-        self._pending.clear()  # left by a call that failed: its events come again
+        The first events ever must begin with the study's header. After a failure the same events come again.
+        """
+        self._waiting.clear()  # left by a call that failed
         handlers: dict[str, Callable[[Event], None]] = {
             "study": self._on_study,
+            "known": self._on_known,
             "start": self._on_start,
             "metrics": self._on_metrics,
             "finish": self._on_finish,
             "final": self._on_final,
             "close": self._on_close,
         }
+        if self._failed and self._study and events and events[0]["kind"] != "study":
+            self._on_study(self._study)  # a call that failed here may have succeeded there
+        self._failed = True
         for event in events:
-            handlers[event["kind"]](event)
-        self._flush()
-
-    # The study --------------------------------------------------------------------------------------------------
+            if handler := handlers.get(event["kind"]):  # else of a newer version
+                handler(event)
+        self.flush()
+        self._failed = False
+        for number in [event["trial"] for event in events if event["kind"] == "finish"]:
+            self._nonfinite.pop(number, None)
 
     def _on_study(self, event: Event) -> None:
         self._study = event
         self._experiment = experiment_id(self.client, self.uri, event["experiment"])
-        self.run_ids.clear()
-        self.parent_id = ""
-        parent: Run | None = None
-        for run in self._runs():
-            number = run.data.tags.get("bishop.trial", "")
-            if number.isdigit():
-                self.run_ids.setdefault(int(number), run.info.run_id)
-            elif run.data.tags.get("bishop.kind") == "study" and parent is None:
-                parent = run
+        for found in (self.run_ids, self._ended, self._deleted, self._own, self._steps):
+            found.clear()
+        parent = self._find()
         tags = {**self._tags("study"), **event["tags"]}
         if parent is None:
-            self.parent_id = self._create(event["study"], tags, event["time"])
+            self.parent_id = self.create(self._experiment, event["study"], tags, event["time"])
+            self._own.add(self.parent_id)
         else:
             self.parent_id = parent.info.run_id
-            self._reopen(parent.info.run_id, tags)
-        self._params(self.parent_id, event["params"], parent.data.params if parent else {})
-        self._texts(self.parent_id, event["texts"])
+            self._reopen(self.parent_id, tags)
+        self.params(self.parent_id, event["params"], parent.data.params if parent else {})
+        self.texts(self.parent_id, event["texts"])
+        self.flush(self.parent_id)
 
-    def _runs(self) -> list[Run]:
-        return search_all(
-            self.client, [self._experiment], f"tags.`bishop.study_id` = {quoted(self._study['study_id'])}"
-        )
+    def _find(self) -> Run | None:
+        """Finds the runs of all trials; returns that of the study.
+
+        Where a creation timed out here and yet succeeded there, two stand for one: the fuller counts.
+        """
+        best: dict[int, Run] = {}
+        for run in self._runs(deleted=True):
+            number = number_of(run)
+            if run.info.lifecycle_stage == "deleted":
+                self._deleted.add(number)
+            elif number not in best or _size(run) > _size(best[number]):
+                best[number] = run
+        self.run_ids.update({number: run.info.run_id for number, run in best.items() if number != PARENT})
+        self._ended.update({number: run.info.status for number, run in best.items() if run.info.status not in OPEN})
+        return best.get(PARENT)
+
+    def _runs(self, deleted: bool = False) -> list[Run]:
+        wanted = f"tags.`bishop.study_id` = {quoted(self._study['study_id'])}"
+        found = search_all(self.client, [self._experiment], wanted, deleted)
+        return [run for run in found if run.data.tags.get("bishop.kind") in ("study", "trial")]
 
     def _tags(self, kind: str) -> dict[str, str]:
         return {
@@ -108,7 +120,20 @@ class RunSink:
             "mlflow.source.type": "JOB",
         }
 
-    # Trials -----------------------------------------------------------------------------------------------------
+    def _on_known(self, event: Event) -> None:
+        """Completes what MLflow has of a trial that the study knows; nothing where both tell the same end."""
+        number, status = event["trial"], event["status"]
+        if number in self._deleted and number not in self.run_ids:
+            return  # someone does not want it
+        if status and self._ended.get(number) == status:
+            return  # all of a run is written before its end
+        run_id = self.run_ids.get(number, "")
+        if not run_id or not self.client.get_run(run_id).data.params:
+            self.params(self._child(number, event["started"]), event["params"], {})
+        for step, metrics in event["epochs"]:
+            self._on_metrics({**event, "step": step, "metrics": metrics})
+        if status:
+            self._on_finish({**event, "step": 0, "tags": {}})
 
     def _on_start(self, event: Event) -> None:
         number = event["trial"]
@@ -118,7 +143,7 @@ class RunSink:
             existing = self.client.get_run(run_id).data.params
         else:
             run_id = self._child(number, event["time"], event["tags"])
-        self._params(run_id, event["params"], existing)
+        self.params(run_id, event["params"], existing)
 
     def _child(self, number: int, time: int, tags: Mapping[str, Any] | None = None) -> str:
         """The run of a trial, created when there is none; of the parent for `PARENT`."""
@@ -130,128 +155,93 @@ class RunSink:
             all_tags = {**shared, **(tags or {}), **self._tags("trial"), **own}
             # A list of a whole suite's runs, sorted by score, must still say whose trial this is.
             name = f"trial-{number:04d} {self._study['tags'].get('dataset', '')}".rstrip()
-            self.run_ids[number] = self._create(name, all_tags, time)
+            self.run_ids[number] = self.create(self._experiment, name, all_tags, time)
+            self._own.add(self.run_ids[number])
         return self.run_ids[number]
 
     def _on_metrics(self, event: Event) -> None:
-        from mlflow.entities import Metric
-
         number = event["trial"]
         finite, skipped = finite_metrics(event["metrics"])
         if skipped:  # a set: a replayed event counts once
             self._nonfinite.setdefault(number, set()).update((event["step"], name) for name in skipped)
-        batch = self._pending.setdefault(self._child(number, event["time"]), [])
+        run_id = self._child(number, event["time"])
         for name, value in finite.items():
-            key = safe_key(name)
-            if key != name and self._mapped.get(key) != name:
-                self._mapped[key] = name
-                self._tag(self.parent_id, {f"bishop.metric_name.{key}"[:250]: name})
-                _log.info("metric %r is recorded as %r", name, key)
-            batch.append(Metric(key, value, event["time"], event["step"]))
+            key = self._key(name)
+            steps = self._written(run_id, key)
+            if event["step"] not in steps:
+                steps.add(event["step"])
+                self.metric(run_id, key, value, event["time"], event["step"])
+
+    def _key(self, name: str) -> str:
+        key = safe_key(name)
+        if key != name and self._mapped.get(key) != name:
+            self._mapped[key] = name
+            self.tag(self.parent_id, {f"bishop.metric_name.{key}"[:250]: name})
+            _log.info("metric %r is recorded as %r", name, key)
+        return key
+
+    def _written(self, run_id: str, key: str) -> set[int]:
+        """The steps of a metric that MLflow has, or that are on their way."""
+        steps = self._steps.setdefault(run_id, {})
+        if key not in steps:
+            known = [] if run_id in self._own else self.client.get_metric_history(run_id, key)
+            steps[key] = {metric.step for metric in known}
+        return steps[key]
 
     def _on_finish(self, event: Event) -> None:
         number = event["trial"]
         if event["metrics"]:
             self._on_metrics(event)
         run_id = self._child(number, event["time"])
-        self._flush(run_id)
         tags = {**event["tags"], "bishop.reason": event["reason"]}
         if self._nonfinite.get(number):
             tags["bishop.nonfinite_metrics"] = len(self._nonfinite[number])
-        self._tag(run_id, tags)
-        self._call(self.client.set_terminated, run_id, event["status"], event["time"])
-
-    # The end ----------------------------------------------------------------------------------------------------
+        self.tag(run_id, tags)
+        self.flush(run_id)
+        self.call(self.client.set_terminated, run_id, event["status"], event["time"])
+        # A thousand trials' steps are megabytes; where one begins anew, MLflow is asked.
+        self._steps.pop(run_id, None)
+        self._own.discard(run_id)
 
     def _on_final(self, event: Event) -> None:
-        self._on_metrics(event)
-        self._tag(self.parent_id, event["tags"])
-        texts = {**event["texts"], **{path: _table_json(rows) for path, rows in event["tables"].items()}}
-        self._texts(self.parent_id, texts)
+        finite, _ = finite_metrics(event["metrics"])
+        before = self.client.get_run(self.parent_id).data.metrics
+        for name, value in finite.items():
+            key = self._key(name)
+            if before.get(key) != value:  # a study that is extended has new ones, of the same step
+                self.metric(self.parent_id, key, value, event["time"], event["step"])
+        self.tag(self.parent_id, event["tags"])
+        texts = {**event["texts"], **{path: table_json(rows) for path, rows in event["tables"].items()}}
+        self.texts(self.parent_id, texts)
         if event["tables"]:  # what MLflow's own log_table writes: the UI shows the file as a table
             listed = [{"path": path, "type": "table"} for path in event["tables"]]
-            self._tag(self.parent_id, {"mlflow.loggedArtifacts": json.dumps(listed)})
+            self.tag(self.parent_id, {"mlflow.loggedArtifacts": json.dumps(listed)})
 
     def _on_close(self, event: Event) -> None:
-        self._flush()
+        self.flush()
+        ours = {**self.run_ids, PARENT: self.parent_id}
         for run in self._runs():
-            number = run.data.tags.get("bishop.trial", "")
-            if not number.isdigit():
-                continue
-            if self.run_ids.get(int(number), run.info.run_id) != run.info.run_id:
-                # A creation that timed out here and yet succeeded there, repeated: the second run has the data.
-                self._call(self.client.delete_run, run.info.run_id)
-            elif run.info.status in ("RUNNING", "SCHEDULED"):
-                self._tag(run.info.run_id, {"bishop.reason": event["child_reason"]})
-                self._call(self.client.set_terminated, run.info.run_id, "KILLED", event["time"])
-        self._tag(self.parent_id, {"bishop.reason": event["reason"]} if event["reason"] else {})
-        self._call(self.client.set_terminated, self.parent_id, event["status"], event["time"])
-
-    # Single writes ----------------------------------------------------------------------------------------------
-
-    def _create(self, name: str, tags: Mapping[str, Any], time: int) -> str:
-        run = self.client.create_run(self._experiment, start_time=time, tags=short_tags(tags), run_name=name)
-        self._dataset(str(run.info.run_id))
-        return str(run.info.run_id)
-
-    def _dataset(self, run_id: str) -> None:
-        """Names the data in MLflow's own field, which its UI shows and filters by."""
-        from mlflow.entities import Dataset, DatasetInput
-
-        tags = self._study["tags"]
-        if tags.get("dataset") and tags.get("data_hash"):
-            data = Dataset(tags["dataset"], tags["data_hash"], source_type="code", source="{}")
-            self._call(self.client.log_inputs, run_id, [DatasetInput(data, [])])
+            number, run_id = number_of(run), run.info.run_id
+            if ours.get(number, run_id) != run_id:  # see `_find`
+                self.call(self.client.delete_run, run_id)
+            elif run.info.status in OPEN and number != PARENT:
+                self.tag(run_id, {"bishop.reason": event["child_reason"]})
+                self.flush(run_id)
+                self.call(self.client.set_terminated, run_id, "KILLED", event["time"])
+        self.tag(self.parent_id, {"bishop.reason": event["reason"]} if event["reason"] else {})
+        self.flush()
+        self.call(self.client.set_terminated, self.parent_id, event["status"], event["time"])
 
     def _reopen(self, run_id: str, tags: Mapping[str, Any]) -> None:
-        self._call(self.client.update_run, run_id, "RUNNING")
-        self._tag(run_id, tags)
-
-    def _tag(self, run_id: str, tags: Mapping[str, Any]) -> None:
-        from mlflow.entities import RunTag
-
-        items = [RunTag(key, value) for key, value in short_tags(tags).items()]
-        for start in range(0, len(items), 100):
-            self._call(self.client.log_batch, run_id, (), (), items[start : start + 100])
-
-    def _params(self, run_id: str, params: Mapping[str, Any], existing: Mapping[str, str]) -> None:
-        from mlflow.entities import Param
-
-        short, long = split_params(params)
-        items = [Param(key, value) for key, value in short.items() if key not in existing]
-        for start in range(0, len(items), 100):
-            self._call(self.client.log_batch, run_id, (), items[start : start + 100])
-        # MLflow never changes a parameter; a study that goes on with a larger budget says so in a tag.
-        changed = {f"bishop.now.{k}"[:250]: v for k, v in short.items() if existing.get(k, v) != v}
-        self._tag(run_id, changed)
-        self._texts(run_id, long)
-
-    def _texts(self, run_id: str, texts: Mapping[str, str]) -> None:
-        for path, text in texts.items():
-            self._call(self.client.log_text, run_id, text, path)
-
-    def _flush(self, only: str = "") -> None:
-        """Sends the waiting metrics of one run, or of all."""
-        for run_id in [only] if only else list(self._pending):
-            metrics = self._pending.pop(run_id, [])
-            for start in range(0, len(metrics), 1000):
-                self._call(self.client.log_batch, run_id, metrics[start : start + 1000])
-
-    def _call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Calls MLflow. What trying again cannot help is counted and dropped, or it would hold up all the rest:
-        a run deleted by someone, an artifact store that this machine cannot write to. Everything else is raised.
-        """
-        try:
-            function(*args)
-        except Exception as error:
-            if not is_final(error):
-                raise
-            self.dropped += 1
-            name = getattr(function, "__name__", "a write")
-            _log.warning("MLflow %s failed for good and was skipped: %s", name, reason(error))
+        self.call(self.client.update_run, run_id, "RUNNING")
+        self.tag(run_id, tags)
 
 
-def _table_json(rows: list[dict[str, Any]]) -> str:
-    """Rows as the JSON that ``mlflow.load_table`` reads (pandas' "split" form)."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return json.dumps({"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]})
+def number_of(run: Run) -> int:
+    """The trial that a run stands for, `PARENT` for the study's own."""
+    number = run.data.tags.get("bishop.trial", "")
+    return int(number) if number.isdigit() else PARENT
+
+
+def _size(run: Run) -> int:
+    return len(run.data.params) + len(run.data.metrics)

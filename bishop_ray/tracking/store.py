@@ -1,13 +1,14 @@
-"""The connection to MLflow: quiet client, checked server, experiments, runs as a DataFrame."""
+"""The connection to MLflow: quiet client, checked server, experiments, pages of runs."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.home import home
@@ -15,13 +16,15 @@ from bishop_ray.tracking.address import SERVERS, public_uri, sqlite_path, tracki
 from bishop_ray.tracking.names import safe_file_name
 
 if TYPE_CHECKING:
-    import pandas as pd
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 T = TypeVar("T")
 CHECK_SECONDS = 20.0
 """Longest wait for a tracking server at the start of a job."""
+
+CALL_SECONDS = 30.0
+"""Longest single call of a study's logging. A server has two tries of 5 s, a locked SQLite file waits 20 s."""
 
 CREATE_SECONDS = 180.0
 """Longest wait for a SQLite file: a new one goes through all of MLflow's migrations, 2-11 s on a busy machine."""
@@ -31,6 +34,7 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # by default one call to a dead server blocks for 247 s
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a busy server (429, 503) may ask for hours
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -40,14 +44,37 @@ ENVIRONMENT = {
 """Defaults set before mlflow is imported; what the user has set wins."""
 
 
-def open_client(uri: str) -> MlflowClient:
-    """A client of `uri` for tracking and registry; mlflow is imported here, quiet and without telemetry."""
+def open_client(uri: str, seconds: float = 0.0) -> MlflowClient:
+    """A client of `uri` for tracking and registry; mlflow is imported here, quiet and without telemetry.
+
+    Args:
+        uri: MLflow address.
+        seconds: Each call ends after this time with a TimeoutError, if not before; 0 for MLflow's own limits, which
+            are none for a database, and for a server hold from byte to byte.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    return cast("MlflowClient", _Bounded(client, seconds)) if seconds else client
+
+
+class _Bounded:
+    """A client whose every call ends in time, whatever the other side does."""
+
+    def __init__(self, client: MlflowClient, seconds: float) -> None:
+        self._client, self._seconds = client, seconds
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+
+        @functools.wraps(method)
+        def call(*args: Any, **named: Any) -> Any:
+            return _bounded(self._seconds, lambda: method(*args, **named))
+
+        return call
 
 
 def check_tracking(uri: str = "") -> str:
@@ -90,7 +117,22 @@ def _check_sqlite(path: Path, uri: str) -> None:
 
 
 def _within(seconds: float, uri: str, call: Callable[[], T]) -> T:
-    """The answer of `call`, or one clear line after `seconds` at most; a stuck call is left to its thread."""
+    """The answer of `call`, or one clear line after `seconds` at most."""
+    try:
+        return _bounded(seconds, call)
+    except TimeoutError as error:
+        raise SourceUnavailable(f"tracking server {public_uri(uri)} {error}") from error
+    except Exception as error:
+        raise as_user_error(error, uri) from error
+
+
+def _bounded(seconds: float, call: Callable[[], T]) -> T:
+    """The answer of `call`; a stuck one is left to its thread.
+
+    Raises:
+        TimeoutError: None after `seconds`.
+        Exception: What `call` raises.
+    """
     answer: list[T] = []
     failure: list[Exception] = []
 
@@ -100,14 +142,14 @@ def _within(seconds: float, uri: str, call: Callable[[], T]) -> T:
         except Exception as error:  # carried to the caller below
             failure.append(error)
 
-    thread = threading.Thread(target=work, name="bishop-check-tracking", daemon=True)
+    thread = threading.Thread(target=work, name="bishop-mlflow-call", daemon=True)
     thread.start()
     thread.join(seconds)
+    if failure:
+        raise failure[0]
     if answer:
         return answer[0]
-    if failure:
-        raise as_user_error(failure[0], uri) from failure[0]
-    raise SourceUnavailable(f"tracking server {public_uri(uri)} did not answer within {seconds:.0f} s")
+    raise TimeoutError(f"did not answer within {seconds:.0f} s")
 
 
 def as_user_error(error: Exception, uri: str) -> UserError:
@@ -168,59 +210,20 @@ def _artifact_location(uri: str, name: str) -> str | None:
     return (base / "mlartifacts" / safe_file_name(name)).as_uri()
 
 
-def search_all(client: MlflowClient, experiments: list[str], filter_string: str) -> list[Run]:
-    """All active runs that match, over all pages, oldest first."""
+def search_all(client: MlflowClient, experiments: list[str], filter_string: str, deleted: bool = False) -> list[Run]:
+    """All active runs that match, over all pages, oldest first; with `deleted` also those that someone deleted."""
+    from mlflow.entities import ViewType
+
     runs: list[Run] = []
     token: str | None = None
+    view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
+    order = ["attributes.start_time ASC"]
     while True:
-        page = client.search_runs(
-            experiments, filter_string, max_results=1000, order_by=["attributes.start_time ASC"], page_token=token
-        )
+        page = client.search_runs(experiments, filter_string, view, 1000, order, token)
         runs.extend(page)
         token = page.token
         if not token:
             return runs
-
-
-def runs_frame(uri: str = "", experiment: str = "", study: str = "") -> pd.DataFrame:
-    """Runs as a DataFrame: run_id, name, kind, trial, status, start, end, ``params.*``, ``metrics.*``, ``tags.*``.
-
-    Args:
-        uri: MLflow address, see `tracking_uri`.
-        experiment: Only this experiment; empty for all.
-        study: Only the runs of this study (parent and trials); empty for all.
-
-    Raises:
-        UnknownName: No such experiment.
-    """
-    import pandas as pd
-
-    from bishop_ray.errors import UnknownName
-
-    client = open_client(tracking_uri(uri))
-    known = {str(found.name): str(found.experiment_id) for found in client.search_experiments()}
-    if experiment and experiment not in known:
-        raise UnknownName("experiment", experiment, known)
-    ids = [known[experiment]] if experiment else list(known.values())
-    runs = search_all(client, ids, f"tags.`bishop.study` = {quoted(study)}" if study else "") if ids else []
-    return pd.DataFrame([_row(run) for run in runs])
-
-
-def _row(run: Run) -> dict[str, Any]:
-    tags = run.data.tags
-    row: dict[str, Any] = {
-        "run_id": run.info.run_id,
-        "name": run.info.run_name,
-        "kind": tags.get("bishop.kind", ""),
-        "trial": int(tags["bishop.trial"]) if tags.get("bishop.trial", "").isdigit() else -1,
-        "status": run.info.status,
-        "start": run.info.start_time,
-        "end": run.info.end_time,
-    }
-    row |= {f"params.{key}": value for key, value in run.data.params.items()}
-    row |= {f"metrics.{key}": value for key, value in run.data.metrics.items()}
-    row |= {f"tags.{key}": value for key, value in tags.items() if not key.startswith("mlflow.")}
-    return row
 
 
 def quoted(text: str) -> str:

@@ -14,6 +14,7 @@ from bishop_ray.tuning.facts import AUTOML
 from bishop_ray.tuning.prepare import Prepared
 from bishop_ray.tuning.space import SearchSpace, flatten
 from bishop_ray.tuning.store import OpenStudy, remove_study, stored_identity, study_folder
+from bishop_ray.tuning.sync import known_trials
 from bishop_ray.tuning.trials import count_states, params_of, trial_rows
 
 
@@ -78,7 +79,7 @@ def open_tracker(
         "rows": "/".join(map(str, prepared.rows)),
         "columns": f"{spec.n_num} numerical, {spec.n_cat} categorical",
     }
-    return StudyTracker(
+    tracker = StudyTracker(
         config.tracking_uri,
         config.ref.experiment,
         config.name,
@@ -88,6 +89,8 @@ def open_tracker(
         tags=tags | environment() | (extra or {}),
         texts={"search_space.yaml": space.source},
     )
+    tracker.trials_known(known_trials(opened.study))
+    return tracker
 
 
 def open_search_tracker(
