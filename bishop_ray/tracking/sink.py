@@ -74,6 +74,7 @@ class RunSink(Writes):
             self._nonfinite.pop(number, None)
 
     def _on_study(self, event: Event) -> None:
+        self.flush()  # of an earlier process: what MLflow has is looked up from here on
         self._study = event
         self._experiment = experiment_id(self.client, self.uri, event["experiment"])
         for found in (self.run_ids, self._ended, self._deleted, self._own, self._steps):
