@@ -222,6 +222,22 @@ def test_the_openml_server_takes_no_password(tmp_path: Path) -> None:
     assert ServerCache(tmp_path, server_url("http://host:8")).folder.name == "host_8"
 
 
+@pytest.mark.parametrize("host", ["..", ".", "..:80", "...", "[::1]:80", "a" * 300, "%2e%2e", "..%2f.."])
+def test_the_folder_of_a_server_stays_in_the_cache(host: str, tmp_path: Path) -> None:
+    folder = ServerCache(tmp_path, f"http://{host}/api/v1/xml").folder
+    assert folder.resolve().parent == (tmp_path / "bishop_ray").resolve()
+    assert_one_step(folder.name)
+
+
+def test_a_cached_suite_names_tasks_by_number(tmp_path: Path) -> None:
+    cache = ServerCache(tmp_path, "http://host")
+    cache.folder.mkdir(parents=True)
+    cache.write_suite(1, {"12": "iris"})
+    assert cache.read_suite(1) == {"12": "iris"}
+    cache.write_suite(1, {"../../../x": "iris"})
+    assert cache.read_suite(1) is None
+
+
 def test_the_openml_key_goes_to_its_own_server_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "openml").mkdir()

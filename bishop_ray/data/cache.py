@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from bishop_ray.data.suites import path_part
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.errors import SourceUnavailable, UserError
 
@@ -59,7 +60,7 @@ class ServerCache:
     @property
     def folder(self) -> Path:
         """Where this server's files lie; other servers may give other data the same number."""
-        return self.root / "bishop_ray" / urlparse(self.server).netloc.replace(":", "_")
+        return self.root / "bishop_ray" / path_part(urlparse(self.server).netloc)
 
     def table_path(self, task_id: str) -> Path:
         """The normalised table of a task."""
@@ -106,7 +107,7 @@ class ServerCache:
         path = self.folder / f"suite-{suite}.json"
         try:
             content = json.loads(path.read_text("utf-8"))
-            return {str(task): str(name) for task, name in content["tasks"].items()}
+            return {str(int(task)): str(name) for task, name in content["tasks"].items()}
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
