@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import SERVERS, public_uri
 from bishop_ray.tracking.sink import Event, RunSink
-from bishop_ray.tracking.spool import Spool
+from bishop_ray.tracking.spool import CHUNK, Spool
 from bishop_ray.tracking.store import reason
 
 GATHER_SECONDS = 0.02
@@ -20,6 +20,9 @@ GATHER_SECONDS = 0.02
 
 FLUSH_SECONDS = 0.5
 RETRY_SECONDS = 5.0
+DISK_SECONDS = 5.0
+"""Longest wait at the end for a disk."""
+
 _SENDING = threading.Lock()
 """One study at a time: all of a process share MLflow's pool of 15 connections to a database, and a search over many
 models would wait for them until they time out."""
@@ -33,6 +36,8 @@ class Signal:
     def __init__(self, stop: bool = False) -> None:
         self.stop = stop
         self.done = threading.Event()
+        self.sent = False
+        """Whether MLflow has all that came before."""
 
 
 class Delivery:
@@ -59,8 +64,9 @@ class Delivery:
         self._ended = False
         self._last = Signal(stop=True)
         self.put(first)
-        for run in (self._collect, self._deliver):
-            threading.Thread(target=run, name=f"bishop-tracking{run.__name__}", daemon=True).start()
+        self._collector = threading.Thread(target=self._collect, name="bishop-tracking-spool", daemon=True)
+        self._collector.start()
+        threading.Thread(target=self._deliver, name="bishop-tracking-mlflow", daemon=True).start()
 
     def put(self, event: Event) -> None:
         """Takes an event; never waits, never raises."""
@@ -70,7 +76,7 @@ class Delivery:
         """Waits until all events so far are in MLflow; False when they are in the spool or still on the way."""
         signal = Signal()
         self._queue.put(signal)
-        return signal.done.wait(timeout) and not self._spool
+        return signal.done.wait(timeout) and signal.sent
 
     def end(self, timeout: float) -> bool:
         """Sends what there is and stops; what is not sent in time stays in the spool. May be called twice."""
@@ -79,7 +85,8 @@ class Delivery:
             self._queue.put(self._last)
         if not self._last.done.wait(timeout):
             self._sink.give_up = True  # the next call fails; the one that hangs ends by itself
-        return self._last.done.is_set() and not self._spool
+            self._collector.join(DISK_SECONDS)
+        return self._last.done.is_set() and self._last.sent
 
     def _collect(self) -> None:
         stop = False
@@ -102,9 +109,9 @@ class Delivery:
         while not stop:
             signals = self._await_work()
             stop = any(signal.stop for signal in signals)
-            if signals or time.monotonic() >= self._retry_at:
-                self._send_all()
+            sent = self._send_all() if signals or time.monotonic() >= self._retry_at else False
             for signal in signals:
+                signal.sent = sent
                 signal.done.set()
 
     def _await_work(self) -> list[Signal]:
@@ -120,18 +127,22 @@ class Delivery:
                 return [item]
             deadline = deadline or time.monotonic() + FLUSH_SECONDS
 
-    def _send_all(self) -> None:
+    def _send_all(self) -> bool:
+        """Sends what is in the spool now; False when MLflow does not take it.
+
+        What comes meanwhile waits for the next time: sent at once, it would go in calls of a few values each.
+        """
         while True:
             try:
                 batch = self._spool.read()
             except OSError as error:
                 _log.warning("tracking spool %s cannot be read: %s", self._spool.path, error.strerror)
-                return
-            if not batch.events and not self._spool:
-                return
+                return False
             if not self._send(batch.events) or self._sink.give_up:
-                return  # given up: a later study may be at this very file
+                return False  # given up: a later study may be at this very file
             self._spool.drop(batch)
+            if len(batch.events) < CHUNK:
+                return True
 
     def _send(self, events: list[Event]) -> bool:
         """True when MLflow has the events. Whatever fails is kept: tracking must not end a study."""

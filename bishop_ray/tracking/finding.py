@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import public_uri, sqlite_path, tracking_uri
-from bishop_ray.tracking.store import as_user_error, check_tracking, open_client, quoted, search_all
+from bishop_ray.tracking.store import CALL_SECONDS, as_user_error, check_tracking, open_client, quoted, search_all
 
 
 def study_run(uri: str, experiment: str, study: str, study_id: str) -> str:
@@ -24,7 +24,7 @@ def study_run(uri: str, experiment: str, study: str, study_id: str) -> str:
     if uri.startswith("sqlite:") and not sqlite_path(uri).is_file():  # checking would create it
         raise UserError(f"--tracking-uri: expected the MLflow store that {study} wrote to; no file {sqlite_path(uri)}")
     check_tracking(uri)
-    client = open_client(uri)
+    client = open_client(uri, CALL_SECONDS)
     try:
         found = client.get_experiment_by_name(experiment)
         wanted = f"tags.`bishop.study_id` = {quoted(study_id)} AND tags.`bishop.kind` = 'study'"

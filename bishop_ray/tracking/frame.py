@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bishop_ray.errors import UnknownName
 from bishop_ray.tracking.address import tracking_uri
-from bishop_ray.tracking.store import open_client, quoted, search_all
+from bishop_ray.tracking.store import CALL_SECONDS, open_client, quoted, search_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ def runs_frame(uri: str = "", experiment: str = "", study: str = "") -> pd.DataF
     """
     import pandas as pd
 
-    client = open_client(tracking_uri(uri))
+    client = open_client(tracking_uri(uri), CALL_SECONDS)
     known = {str(found.name): str(found.experiment_id) for found in client.search_experiments()}
     if experiment and experiment not in known:
         raise UnknownName("experiment", experiment, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bishop_ray.tracking.store import as_user_error, open_client
+from bishop_ray.tracking.store import CALL_SECONDS, as_user_error, open_client
 
 SUITE_FILE = "suite_leaderboard.csv"
 
@@ -17,7 +17,7 @@ def log_leaderboard(uri: str, run_ids: Sequence[str], text: str) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    client = open_client(uri)
+    client = open_client(uri, CALL_SECONDS)
     try:
         for run_id in run_ids:
             client.log_text(run_id, text, SUITE_FILE)

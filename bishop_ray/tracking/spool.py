@@ -30,6 +30,7 @@ KEPT_IN_MEMORY = 20_000
 """Events that wait in memory where the disk takes none; beyond, epochs' metrics are given up."""
 
 SYNC_SECONDS = 1.0
+"""Between two waits for the disk, and between two tries of one that is full."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Spool:
         self._size = path.stat().st_size if path.exists() else 0
         self._sent = 0
         self._memory: list[Event] = []
-        self._synced = 0.0
+        self._synced = self._disk_at = 0.0
 
     def __bool__(self) -> bool:
         return self._size > self._sent or bool(self._memory)
@@ -78,14 +79,21 @@ class Spool:
         """Adds events at the end; what a full disk does not take waits in memory and is tried again."""
         with self._lock:
             new = list(events)
+            if self._memory and time.monotonic() < self._disk_at:
+                self._keep(new)
+                return
             try:
                 self._write(b"".join(_line(event) for event in [*self._memory, *new]))
                 self._memory = []
             except OSError as error:
                 if not self._memory:
                     _log.warning("tracking spool %s: %s; kept in memory", self.path, error.strerror)
-                full = len(self._memory) >= KEPT_IN_MEMORY
-                self._memory.extend(event for event in new if not full or event["kind"] != "metrics")
+                self._disk_at = time.monotonic() + SYNC_SECONDS
+                self._keep(new)
+
+    def _keep(self, events: list[Event]) -> None:
+        full = len(self._memory) >= KEPT_IN_MEMORY
+        self._memory.extend(event for event in events if not full or event["kind"] != "metrics")
 
     def _write(self, data: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,12 +183,15 @@ class Spool:
 
 
 def _line(event: Event) -> bytes:
-    return json.dumps(event, default=_plain).encode() + b"\n"
+    return json.dumps(event, default=_plain, skipkeys=True).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:
     """Scalars of numpy and torch as Python numbers, anything else as text."""
-    return value.item() if hasattr(value, "item") else str(value)
+    try:
+        return value.item()
+    except (AttributeError, RuntimeError, ValueError):  # no scalar
+        return str(value)
 
 
 def replay_spool(

@@ -159,7 +159,10 @@ def as_user_error(error: Exception, uri: str) -> UserError:
     text = str(error)
     where = public_uri(uri)
     if isinstance(error, ModuleNotFoundError):
-        return UserError(f"tracking server {where}: the Python package {error.name!r} for this database is missing")
+        hint = ": pip install 'bishop-ray[server]'" if error.name == "psycopg" else ""
+        return UserError(
+            f"tracking server {where}: the Python package {error.name!r} of this database is missing{hint}"
+        )
     if "out-of-date database schema" in text:
         return UserError(f"tracking database {where} was made by an older MLflow; run: mlflow db upgrade URI")
     for code, meaning in (("401", "no or wrong credentials"), ("403", "access denied")):
@@ -175,6 +178,7 @@ def reason(error: BaseException) -> str:
         "Connection refused", "timed out", "Name or service not known", "Temporary failure in name resolution",
         "No route to host", "Network is unreachable", "Connection reset", "Connection aborted", "database is locked",
         "no such table", "unable to open database file", "disk is full", "Max retries exceeded",
+        "did not answer",
     )  # fmt: skip
     for words in known:
         if words.lower() in text.lower():
