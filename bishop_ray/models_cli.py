@@ -71,6 +71,7 @@ def _add_sync(actions: Actions) -> None:
     )
     sync.add_argument("--storage", default="", metavar="DIR", help="where the searches ran (BISHOP_RAY_HOME)")
     sync.add_argument("--tracking-uri", default="", metavar="URI", help="the MLflow address (MLFLOW_TRACKING_URI)")
+    sync.add_argument("--study-db", default="", metavar="URL", help="the searches' own --study-db, if they had one")
 
 
 def run_models(args: argparse.Namespace) -> int:
@@ -90,7 +91,7 @@ def _sync(args: argparse.Namespace, storage: Path) -> int:
     from bishop_ray.tuning.sync import sync_studies
 
     code, changed = 0, 0
-    for done in sync_studies(storage, args.study, args.tracking_uri):
+    for done in sync_studies(storage, args.study, args.tracking_uri, args.study_db):
         if done.problem:
             print(f"{done.study}: left alone: {done.problem}")
             code = cli.EXIT_FAILED

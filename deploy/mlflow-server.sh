@@ -65,7 +65,7 @@ stop_mlflow() {
   pid=$(mlflow_pid) || return 0
   kill -TERM -- "-$pid" 2>/dev/null || true  # its own session: the server and its workers
   for _ in $(seq 100); do
-    kill -0 -- "-$pid" 2>/dev/null || break
+    mlflow_pid >/dev/null || break
     sleep 0.1
   done
   kill -KILL -- "-$pid" 2>/dev/null || true

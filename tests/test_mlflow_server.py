@@ -139,6 +139,22 @@ def test_the_command_guards_the_server(team: TeamServer) -> None:
     assert "expected a folder" in TeamServer(team.folder.parent / "none").command("stop").stderr
 
 
+def test_a_short_trial_takes_five_requests(team: TeamServer, tmp_path: Path) -> None:
+    log = team.folder / "log" / "mlflow.log"
+    tracker = StudyTracker(team.uri, "calls", "s", folder=tmp_path, tags={"dataset": "wine", "data_hash": "abc"})
+    assert tracker.flush()
+    before = log.read_text().count(" /api/")
+    for number in range(20):
+        tracker.trial_started(number, {f"p{i}": i for i in range(30)})
+        for epoch in range(20):
+            tracker.trial_reported(number, epoch, dict.fromkeys(METRICS, 1.0))
+        tracker.trial_finished(number, "FINISHED", "patience", {"seconds": 1.0}, {"host": "a"})
+    assert tracker.flush()
+    # Its creation, its dataset, all of its values, its end; the start in a batch before the rest costs one more.
+    assert 20 * 4 <= log.read_text().count(" /api/") - before <= 20 * 5
+    assert tracker.close()
+
+
 def test_texts_that_postgres_refuses_hold_up_nothing(team: TeamServer, tmp_path: Path) -> None:
     tags = {"dataset": "d" * 600, "data_hash": "h" * 60}
     tracker = StudyTracker(team.uri, "odd", "s" * 300, folder=tmp_path, study_id="odd", tags=tags)

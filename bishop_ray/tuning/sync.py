@@ -11,7 +11,7 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
 from bishop_ray.tracking import SPOOL, KnownTrial, check_tracking, complete, public_uri, replay_spool, tracking_uri
 from bishop_ray.tracking.address import sqlite_path
 from bishop_ray.tracking.spool import Spool
@@ -68,13 +68,14 @@ def _known(trial: FrozenTrial) -> KnownTrial:
     )
 
 
-def sync_studies(storage: Path, study: str = "", uri: str = "") -> Iterator[Synced]:
+def sync_studies(storage: Path, study: str = "", uri: str = "", study_db: str = "") -> Iterator[Synced]:
     """Sends what waits in the spools of studies, completes their runs from the studies, and ends what nobody runs.
 
     Args:
         storage: Where studies are kept.
         study: Only this one, by the name of its folder; "" for all.
         uri: MLflow address; "" for the default, which must be the one that the studies wrote to.
+        study_db: Database of studies that are not kept in their folders.
 
     Yields:
         What was done, study by study, in the order of their names.
@@ -104,17 +105,16 @@ def sync_studies(storage: Path, study: str = "", uri: str = "") -> Iterator[Sync
     if chosen:
         check_tracking(address)
     for folder in chosen:
-        yield _sync(folder, address)
+        yield _sync(folder, address, study_db)
 
 
-def _sync(folder: Path, uri: str) -> Synced:
+def _sync(folder: Path, uri: str, study_db: str) -> Synced:
     try:
         with locked(folder):
             trials: list[KnownTrial] = []
             identity = ""
             finished = (folder / RESULT).is_file()
-            if (folder / JOURNAL).is_file():
-                found = read_study(folder)
+            if found := _study_of(folder, study_db):
                 trials, identity = known_trials(found), str(found.user_attrs.get("id", ""))
                 finished = bool(found.user_attrs.get("result"))
             elif (folder / IDENTITY).is_file():  # a search over several models
@@ -127,6 +127,23 @@ def _sync(folder: Path, uri: str) -> Synced:
             raise
         return Synced(folder.name, problem=str(error))
     return Synced(folder.name, events, runs)
+
+
+def _study_of(folder: Path, study_db: str) -> optuna.Study | None:
+    """The study of a folder; None for a search over several models, whose studies have folders of their own.
+
+    Raises:
+        UserError: Its journal is damaged, or the database does not open.
+    """
+    if study_db:
+        try:
+            return optuna.load_study(study_name=folder.name, storage=study_db)
+        except KeyError:
+            pass  # one of those in a folder
+        except Exception as error:  # of any database's driver
+            shown = public_uri(study_db)
+            raise SourceUnavailable(f"--study-db: cannot open {shown}: {type(error).__name__}") from None
+    return read_study(folder) if (folder / JOURNAL).is_file() else None
 
 
 def _meant_for(spool: Path) -> str:
