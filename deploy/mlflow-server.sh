@@ -13,6 +13,7 @@
 # Needs: PostgreSQL's server (Debian: apt-get install postgresql) and Python packages (pip install 'bishop-ray[server]').
 # PYTHON names the Python to use: by default the .venv beside this folder, else python3.
 set -euo pipefail
+umask 077
 
 die() { echo "error: $*" >&2; exit 2; }
 usage() { sed -n '4,6s/^# *//p' "$0" >&2; exit 2; }

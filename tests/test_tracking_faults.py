@@ -23,7 +23,7 @@ from mlflow.tracking import MlflowClient
 
 from bishop_ray import models_cli
 from bishop_ray.errors import UserError
-from bishop_ray.tracking import StudyTracker, replay_spool, runs_frame
+from bishop_ray.tracking import StudyTracker, check_tracking, replay_spool, runs_frame
 from bishop_ray.tracking.spool import Spool
 from bishop_ray.tuning.journal import open_journal
 from bishop_ray.tuning.store import locked
@@ -100,6 +100,16 @@ def test_training_never_waits_and_nothing_is_lost(faulty: str, uri: str, tmp_pat
         for key in ("val_loss", "lr"):
             history = client.get_metric_history(frame.run_id[number], key)
             assert [m.step for m in history] == list(range(100))
+
+
+@pytest.mark.parametrize("faulty", ["503", "429", "login page"], indirect=True)
+def test_a_refusal_is_told_at_once(faulty: str) -> None:
+    """Whatever time the server asks for before the next try: an hour here."""
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"127\.0\.0\.1") as caught:
+        check_tracking(faulty)
+    assert time.monotonic() - began < 8
+    assert "\n" not in str(caught.value)
 
 
 def test_a_full_disk_keeps_events_in_memory(tmp_path: Path) -> None:
