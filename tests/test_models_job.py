@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -19,11 +20,13 @@ from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from test_security import payloads
 
 from bishop_ray import cli, models_cli
 from bishop_ray.errors import UserError
 from bishop_ray.models import MODELS
 from bishop_ray.predictor import EnsemblePredictor, Predictor
+from bishop_ray.predictor.files import hash_file, hash_folder
 from bishop_ray.tracking import load_best
 from bishop_ray.tuning.rebuild import NoEnsemble, Rebuilt, rebuild_ensemble
 
@@ -63,8 +66,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture
-def place(searched: Place, tmp_path: Path) -> Place:
-    """A copy, to be spoiled."""
+def place(searched: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A copy, to be spoiled; the files of registered models stay where they are."""
+    monkeypatch.setenv("BISHOP_RAY_ARTIFACT_ROOTS", str(searched.storage.with_name("mlartifacts")))
     shutil.copytree(searched.storage, tmp_path / "store")
     shutil.copy(searched.uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
     return Place(tmp_path / "store", f"sqlite:///{tmp_path}/mlflow.db")
@@ -325,3 +329,26 @@ def test_help_imports_nothing_heavy(flags: list[str]) -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "ensemble" in result.stdout
+
+
+def test_nothing_that_a_search_left_is_unpickled(place: Place, tmp_path: Path) -> None:
+    trap = tmp_path / "executed"
+    kinds = payloads(trap)
+    for manifest in place.storage.rglob("predictor.json"):
+        content = json.loads(manifest.read_text("utf-8"))
+        for file, bad in zip(manifest.parent.rglob("*.*"), itertools.cycle(kinds.values()), strict=False):
+            if file.is_file() and file != manifest:
+                file.write_bytes(bad)
+        folder, weights = manifest.parent / "model", manifest.parent / "weights.safetensors"
+        content["weights_sha256"] = hash_folder(folder) if folder.exists() else hash_file(weights)
+        manifest.write_text(json.dumps(content), "utf-8")
+    flags = ["ensemble", "diabetes", "--storage", str(place.storage), "--tracking-uri", place.uri]
+    line = [sys.executable, str(ROOT / "jobs" / "models.py"), *flags]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "no usable trained model" in done.stderr
+    for predictions in place.storage.rglob("*.npy"):
+        predictions.write_bytes(kinds["npy"])
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert not trap.exists()

@@ -15,6 +15,7 @@ from bishop_ray.models.base import Array
 from bishop_ray.models.boosting import PATIENCE, Boosted, Watch, as_output, joined, within
 
 FILE = "booster.txt"
+HEAD = b"tree\n"
 
 
 class LightGBM(Boosted):
@@ -114,6 +115,9 @@ class LightGBM(Boosted):
         path = folder / FILE
         if not path.is_file():
             raise UserError(f"{path}: missing")
+        with path.open("rb") as file:
+            if file.read(len(HEAD)) != HEAD:  # the library would print its own complaint, beside ours
+                raise UserError(f"{path}: damaged (no model of LightGBM)")
         try:
             self._booster = lightgbm.Booster(model_file=path)
             self.rounds = self._booster.current_iteration()
