@@ -224,6 +224,7 @@ class RunSink(Writes):
         for run in self._runs():
             number, run_id = number_of(run), run.info.run_id
             if ours.get(number, run_id) != run_id:  # see `_find`
+                self.call(self.client.set_terminated, run_id, "KILLED", event["time"])
                 self.call(self.client.delete_run, run_id)
             elif run.info.status in OPEN and number != PARENT:
                 self.tag(run_id, {"bishop.reason": event["child_reason"]})
