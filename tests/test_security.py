@@ -476,7 +476,8 @@ def test_no_checkpoint_is_unpickled(kind: str, tmp_path: Path) -> None:
     assert not trap.exists()
 
 
-@QUICK
+@pytest.mark.slow
+@settings(QUICK, max_examples=100)
 @given(data=st.data())
 def test_a_checkpoint_with_anything_wrong_is_one_clear_line_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     training = Training()
