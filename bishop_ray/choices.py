@@ -166,6 +166,8 @@ def studies(
                     storage=str(storage),
                     tracking_uri=uri,
                     time_budget=args.time_budget or 0.0,
+                    study_db=args.study_db,
+                    trial_limit=args.trial_time_limit or 0.0,
                     fresh=args.fresh,
                     refit=args.refit,
                     precision=args.precision,

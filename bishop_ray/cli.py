@@ -151,6 +151,9 @@ def _search_flags(parser: argparse.ArgumentParser) -> None:
         "--trials", type=positive_int, metavar="N", help="trials per dataset (20, 10 x models; budget: no limit)"
     )
     group.add_argument("--time-budget", type=duration, metavar="T", help="for the whole command, e.g. 30m")
+    group.add_argument(
+        "--trial-time-limit", type=duration, metavar="T", help="a trial stops after that; one that hangs has failed"
+    )
     group.add_argument("--max-epochs", type=positive_int, metavar="N", help="epochs per trial (200; small space: 30)")
     group.add_argument("--sampler", choices=("tpe", "random", "gp"), default="tpe", help="Optuna sampler (tpe)")
     group.add_argument("--scheduler", choices=("asha", "none"), default="asha", help="early stopping of trials (asha)")
@@ -194,6 +197,9 @@ def _record_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("records")
     group.add_argument(
         "--storage", default="", metavar="DIR", help="studies and checkpoints, shared by all nodes (BISHOP_RAY_HOME)"
+    )
+    group.add_argument(
+        "--study-db", default="", metavar="URL", help="keep the record of trials in this database, not in --storage"
     )
     group.add_argument("--tracking-uri", default="", metavar="URI", help="MLflow address (MLFLOW_TRACKING_URI)")
     group.add_argument("--fresh", action="store_true", help="start the studies over")

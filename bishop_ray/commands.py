@@ -45,6 +45,7 @@ def tune(args: argparse.Namespace) -> int:
     from bishop_ray.tracking import tracking_uri
     from bishop_ray.tuning.cluster import shared_slots
     from bishop_ray.tuning.prepare import load
+    from bishop_ray.tuning.shared import check_shared
 
     uri = tracking_uri(args.tracking_uri)
     configs = studies(args, refs, models, storage, uri, None)
@@ -53,6 +54,7 @@ def tune(args: argparse.Namespace) -> int:
     # What only this process needs is imported and checked while Ray starts, which takes seconds.
     ready = _Background(lambda: _check(uri, configs, loaded))
     cluster = _connect(args.ray_address)
+    check_shared(storage)
     ready.result()
     configs = studies(args, refs, models, storage, uri, cluster)
     slots = shared_slots(cluster, [config.resources for config in configs], args.max_concurrent)

@@ -145,6 +145,9 @@ class StudyConfig:
         storage: Folder shared by all nodes.
         tracking_uri: MLflow address.
         time_budget: Seconds for the whole command, 0 for no limit; kept as a fact of the run.
+        study_db: Optuna database URL for the study, "" for a journal file in `storage`.
+        trial_limit: Seconds of a trial, 0 for no limit: it stops by itself at the report after that. One that reports
+            nothing for as long again has failed.
         fresh: Start over although the study exists.
         refit: Train the winner on train and validation rows before it is registered.
         precision: See `TrainConfig`.
@@ -167,6 +170,8 @@ class StudyConfig:
     storage: str = ""
     tracking_uri: str = ""
     time_budget: float = 0.0
+    study_db: str = ""
+    trial_limit: float = 0.0
     fresh: bool = False
     refit: bool = False
     precision: str = "auto"

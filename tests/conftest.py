@@ -80,3 +80,15 @@ def openml_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "openml"
     monkeypatch.setenv("OPENML_CACHE_DIR", str(folder))
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The fault table, where faults were tried."""
+    tools = sys.modules.get("fault_tools")
+    if tools is not None and tools.TABLE:
+        terminalreporter.section("fault table")
+        columns = list(tools.TABLE[0])
+        terminalreporter.line(f"| {' | '.join(columns)} |")
+        terminalreporter.line("|---" * len(columns) + "|")
+        for row in tools.TABLE:
+            terminalreporter.line(f"| {' | '.join(str(row[c]) for c in columns)} |")

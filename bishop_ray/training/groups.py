@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from bishop_ray.config import TrialConfig
+from bishop_ray.errors import TrainingFailed
+from bishop_ray.home import write_whole
 from bishop_ray.training.trial import STOP_REASON, Report, train_here
 
 if TYPE_CHECKING:
-    from ray.train import RunConfig
+    from ray.train import FailureConfig, RunConfig
 
 TIME_LIMIT = "time limit"
 """Stop reason of a training that ended at its own deadline, with everything it had reached."""
@@ -24,6 +26,10 @@ DRIVER_CPUS = 0.01
 """What a trial that only waits for its Ray Train workers holds; Tune refuses 0."""
 ABORT_SECONDS = 10.0
 """How long an interrupted worker group may take to end."""
+RESTARTS = 3
+"""How often a trial goes on from its checkpoint after the death of a process; lost spot nodes are not counted."""
+FAILED = "failed.txt"
+"""In a training's checkpoint folder: why it cannot go on."""
 _GROUP_KEY = b"bishop_ray:placement_group:"
 
 # Train's own bookkeeping costs seconds per trial with its defaults; none of it is read here.
@@ -53,7 +59,12 @@ def reported(result: Report, late: bool) -> dict[str, Any]:
 def fit_trainer(
     job: TrialConfig, data: Any, checkpoint: Path, run: RunConfig, save_to: Path | None = None, deadline: float = 0.0
 ) -> None:
-    """Trains `job` in a Ray Train worker group and waits for it; arguments as `train_here`."""
+    """Trains `job` in a Ray Train worker group and waits for it; arguments as `train_here`.
+
+    Raises:
+        TrainingFailed: The training cannot go on.
+        TrainingFailedError: Ray Train's: workers died, or raised something else, again and again.
+    """
     from ray.exceptions import GetTimeoutError, RayActorError
     from ray.train import ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -88,6 +99,11 @@ def fit_trainer(
             with suppress(RayActorError, GetTimeoutError):  # it ends itself, without an answer
                 ray.get(trainer.controller.abort.remote(), timeout=ABORT_SECONDS)
         raise
+    note = checkpoint / FAILED
+    if note.is_file():
+        reason = note.read_text("utf-8")
+        note.unlink()
+        raise TrainingFailed(reason)
 
 
 def _train_worker(config: dict[str, Any]) -> None:
@@ -106,7 +122,19 @@ def _train_worker(config: dict[str, Any]) -> None:
         train.report(reported(result, late))
         return late
 
-    train_here(config["job"], ray.get(config["data"]), config["checkpoint"], report, config["save_to"])
+    try:
+        train_here(config["job"], ray.get(config["data"]), config["checkpoint"], report, config["save_to"])
+    except TrainingFailed as error:
+        # All workers come here together. Ray Train would start the group again, to fail the same way.
+        if train.get_context().get_world_rank() == 0:
+            write_whole(config["checkpoint"] / FAILED, str(error))
+
+
+def restarts() -> FailureConfig:
+    """What Ray Train does about workers that die: they go on from the checkpoint."""
+    from ray.train import FailureConfig
+
+    return FailureConfig(max_failures=RESTARTS)
 
 
 def overdue(deadline: float) -> bool:

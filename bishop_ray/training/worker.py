@@ -6,18 +6,25 @@ trial, for trials of several workers or whole GPUs; a worker group costs 16-20 s
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from bishop_ray.config import Params
 from bishop_ray.errors import TrainingFailed
-from bishop_ray.training.groups import fit_trainer, overdue, reported
+from bishop_ray.home import write_whole
+from bishop_ray.training.disk import is_full
+from bishop_ray.training.groups import fit_trainer, overdue, reported, restarts
 from bishop_ray.training.trial import (
     PREDICTOR,
     STOP_REASON,
@@ -29,21 +36,39 @@ from bishop_ray.training.trial import (
     trial_folder,
 )
 
-FAILURE = "failure"
+logger = logging.getLogger(__name__)
+
+FAILURE, FULL = "failure", "storage_full"
+"""Keys of a trial's last report: why it failed; that no space was left, which is no failure of the trial's."""
 
 
 def train_driver(config: dict[str, Any], settings: Mapping[str, TrialSettings]) -> None:
     """The Tune trainable: trains the point of `config` and reports every epoch.
 
-    A diverged training is reported as a failure with its reason, so that the actor can be reused; anything else that
-    goes wrong is an exception and Tune's business.
+    Whatever goes wrong is reported with its reason. So the only error that Tune ever sees is the death of a process or
+    of its node, and what Tune starts again is what another process may bring to its end.
 
     Args:
         config: ``model``, ``number`` and ``params`` of the trial, and ``ends``: the Unix time after which it stops by
             itself at the next report, 0 for none.
         settings: Of each model's study.
     """
+    _leave_if_broken()
     study = settings[config["model"]]
+    try:
+        _drive(config, study)
+    except RayError:  # of a process or a node
+        raise
+    except Exception as error:
+        if is_full(error):
+            ray.tune.report({FULL: _words(error)})
+            return
+        if not isinstance(error, TrainingFailed):
+            _note(study, config["number"], error)
+        ray.tune.report({FAILURE: _words(error)})
+
+
+def _drive(config: dict[str, Any], study: TrialSettings) -> None:
     job, ends = study.trial(config["params"]), float(config["ends"])
     checkpoint, folder = trial_folder(study, config["number"]), model_folder(study.folder, config["number"])
     if study.through_ray_train:
@@ -53,7 +78,12 @@ def train_driver(config: dict[str, Any], settings: Mapping[str, TrialSettings]) 
         trial_id = ray.tune.get_context().get_trial_id()
         # Ray's own annotation of `callbacks` names the class of an older API.
         callbacks: list[Any] = [TuneReportCallback()]
-        run = RunConfig(name=trial_id, storage_path=str(Path(study.folder) / "train"), callbacks=callbacks)
+        run = RunConfig(
+            name=trial_id,
+            storage_path=str(Path(study.folder) / "train"),
+            callbacks=callbacks,
+            failure_config=restarts(),
+        )
         fit_trainer(job, study.data, checkpoint, run, folder, ends)
         return
 
@@ -63,10 +93,47 @@ def train_driver(config: dict[str, Any], settings: Mapping[str, TrialSettings]) 
         ray.tune.report(reported(result, late and study.is_network))
         return late
 
-    try:
-        train_here(job, ray.get(study.data), checkpoint, report, folder)
-    except TrainingFailed as error:
-        ray.tune.report({FAILURE: str(error)})
+    train_here(job, ray.get(study.data), checkpoint, report, folder)
+
+
+_broken = threading.Event()
+"""Set once a GPU's context is lost: every further call to it fails, in this process only."""
+
+
+def _leave_if_broken() -> None:
+    if _broken.is_set():
+        os._exit(1)  # Tune starts the trial again, in a new process
+
+
+def _note(study: TrialSettings, number: int, error: Exception) -> None:
+    """Keeps the traceback, and remembers that this process is of no more use."""
+    if "CUDA error" in str(error):
+        _broken.set()
+    text = "".join(traceback.format_exception(error))
+    logger.error("trial %d: %s", number, text)
+    with suppress(OSError):
+        write_whole(Path(study.folder) / "errors" / f"{number:04d}.txt", text)
+
+
+def _words(error: Exception) -> str:
+    """An error as a trial's reason; Ray Train wraps the worker's own error in its text."""
+    from ray.train import TrainingFailedError
+
+    if isinstance(error, TrainingFailed):
+        return str(error)
+    text = str(error).strip() or "no message"
+    if isinstance(error, TrainingFailedError):
+        return last_error(text.splitlines())
+    return f"{type(error).__name__}: {text.splitlines()[0]}"[:500]
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """The line of a traceback's text that names the error."""
+    lines = [line.strip() for line in lines if line.strip()]
+    named = [line for line in lines if "Error: " in line or "TrainingFailed: " in line or "Exception: " in line]
+    return (
+        (named or lines or ["unknown"])[-1].rsplit("bishop_ray.errors.", 1)[-1].removeprefix("TrainingFailed: ")[:500]
+    )
 
 
 def evaluate_seed(settings: TrialSettings, number: int, params: Params, seed: int, deadline: float) -> str:
@@ -91,7 +158,11 @@ def evaluate_seed(settings: TrialSettings, number: int, params: Params, seed: in
     if settings.through_ray_train:
         from ray.train import RunConfig
 
-        run = RunConfig(name=f"final-{os.getpid()}-{number}-{seed}", storage_path=str(Path(settings.folder) / "train"))
+        run = RunConfig(
+            name=f"final-{os.getpid()}-{number}-{seed}",
+            storage_path=str(Path(settings.folder) / "train"),
+            failure_config=restarts(),
+        )
         fit_trainer(job, settings.data, checkpoint, run, folder, deadline)
     else:
         train_here(job, ray.get(settings.data), checkpoint, lambda _: overdue(deadline), folder)

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
-from bishop_ray.errors import UserError
+from bishop_ray.errors import StorageFull, UserError
 from bishop_ray.home import write_whole
 from bishop_ray.models import model_class, not_installed
 from bishop_ray.tuning.budget import REFIT, Budget
@@ -178,14 +178,19 @@ class _Run:
             keep_outcome(self.folder, self.whole, opened, verdict.results, verdict.without)
             status = "FINISHED"
             return verdict.results, verdict.without
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StorageFull):
             status = "KILLED"
             raise
         finally:
             for family in families:
-                family.opened.add_seconds(time.time() - self.budget.began)
+                with contextlib.suppress(StorageFull):
+                    family.opened.add_seconds(time.time() - self.budget.began)
                 family.tracker.close(status)
             tracker.close(status)
+
+    def _limit(self, race: Race, waiting: int, slots: int) -> float:
+        share, own = self.budget.limit(race, waiting, slots), self.whole.trial_limit
+        return min(share, own) if share and own else share or own
 
     def _family(
         self, config: StudyConfig, space: SearchSpace, data: _Encodings, opened: OpenStudy, tags: dict[str, str]
@@ -203,7 +208,7 @@ class _Run:
         races = {kind: Race(names, self.folder / f"race-{kind}.json", self._on_round) for kind, names in kinds.items()}
         self._families = families
         over = self._over if self.budget.deadline else None
-        run_search(families, races, self.slots, self.whole.trials, self.folder, self.budget.limit, over)
+        run_search(families, races, self.slots, self.whole.trials, self.folder, self._limit, over)
         if not any(kept_models(family.opened.study, family.opened.folder) for family in families):
             reasons = "; ".join(f"{f.config.model}: {why_not(f, self.whole)}" for f in families[:3])
             raise StudyFailed(f"no model was trained to its end: {reasons}")

@@ -5,20 +5,30 @@ https://optuna.readthedocs.io/en/stable/reference/generated/optuna.storages.jour
 
 from __future__ import annotations
 
-import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import get_lock_file
+from optuna.storages.journal._storage import JournalOperation
 
 from bishop_ray.errors import StorageFull
+from bishop_ray.training.disk import is_full
 
 JOURNAL = "optuna.journal"
 LOCK = f"{JOURNAL}.lock"
 """Optuna's own lock around each write. Who dies holding it would make the next process wait for half a minute."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+_DETAILS = {
+    int(JournalOperation.SET_TRIAL_PARAM),
+    int(JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE),
+    int(JournalOperation.SET_TRIAL_USER_ATTR),
+    int(JournalOperation.SET_TRIAL_SYSTEM_ATTR),
+}
 
 
 class Journal(JournalFileBackend):
@@ -34,18 +44,26 @@ class Journal(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Writes all of `logs` or nothing.
 
+        What begins or ends a trial, or belongs to the study, is on the disk when this returns, with all before it. The
+        rest is the system's to write: it outlives the process, and waiting for the disk took most of the time.
+
         Raises:
             StorageFull: No space left; the file is as it was.
         """
-        before = self._path.stat().st_size
-        try:
-            super().append_logs(logs)
-        except OSError as error:
-            if self._path.stat().st_size > before:
-                os.truncate(self._path, before)
-            if error.errno in FULL:
-                raise StorageFull(str(self._path)) from error
-            raise
+        text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        with get_lock_file(self._lock), self._path.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                rest = memoryview(text.encode())
+                while rest:
+                    rest = rest[file.write(rest) :]
+                if any(log.get("op_code") not in _DETAILS for log in logs):
+                    os.fsync(file.fileno())
+            except OSError as error:
+                file.truncate(before)
+                if is_full(error):
+                    raise StorageFull(str(self._path)) from error
+                raise
 
 
 def mend(path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bishop_ray.config import NO_LIMIT
+from bishop_ray.training.worker import last_error
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Progress:
         return f"{self.finished}/{self.total}" if 0 < self.total < NO_LIMIT else str(self.finished)
 
 
+_CAUSES = ("exit code", "killed", "node", "out of memory", "oom", "preempt")
 _BOOKKEEPING = {
     "timestamp", "training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore", "pid", "epoch",
     "iterations_since_restore", "done", "should_checkpoint",
@@ -65,11 +67,15 @@ def is_metric(name: str, value: Any) -> bool:
 
 
 def error_reason(trial: Any) -> str:
-    """The last line of what a trial raised, e.g. ``OutOfMemoryError: CUDA out of memory``."""
+    """What killed a trial's process, or the error it raised, e.g. ``OutOfMemoryError: CUDA out of memory``."""
     path = trial.error_file
     if not path:
         return "its process died"
     with open(path, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file if line.strip()]
-    named = [line for line in lines if "Error: " in line or "TrainingFailed: " in line or "Exception: " in line]
-    return (named or lines or ["unknown"])[-1].rsplit("bishop_ray.errors.", 1)[-1][:500]
+        # Of several failures the last one.
+        text = file.read().rsplit("Failure # ", 1)[-1]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if any(line.startswith(("The actor ", "The worker ", "The node ")) for line in lines):
+        causes = [line for line in lines if any(word in line.lower() for word in _CAUSES)]
+        return (causes or lines[1:] or lines)[-1][:300]
+    return last_error(lines)

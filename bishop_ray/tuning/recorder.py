@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import optuna
@@ -18,15 +19,18 @@ from ray.tune import Callback
 from ray.tune.schedulers import TrialScheduler
 
 from bishop_ray.config import Params
+from bishop_ray.errors import StorageFull
 from bishop_ray.training.groups import release_group
 from bishop_ray.training.metrics import display
 from bishop_ray.training.trial import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
-from bishop_ray.training.worker import FAILURE
+from bishop_ray.training.worker import FAILURE, FULL
 from bishop_ray.tuning.progress import Progress, curves, error_reason
 from bishop_ray.tuning.scheduler import SCORE, replay
 from bishop_ray.tuning.trials import kept_models
 
 EARLY_STOPPED = "early-stopped"
+HANG_SECONDS = 60.0
+"""The least that a trial over its time limit may be silent."""
 
 
 class TrialTracker(Protocol):
@@ -77,6 +81,9 @@ class StudyRecorder(Callback):
         self._settings = settings
         self._running: dict[int, tuple[float, Any]] = {}
         self._past = {t.number: dict(t.intermediate_values) for t in study.get_trials(deepcopy=False)}
+        self._restarts: Counter[int] = Counter()
+        self._heard: dict[int, float] = {}
+        self._given_up: dict[int, str] = {}
         self.stopping = EARLY_STOPPED
         """Why a trial that is stopped from now on is stopped."""
 
@@ -101,6 +108,7 @@ class StudyRecorder(Callback):
         if FAILURE in result or SCORE not in result:
             return
         number, epoch = trial.config["number"], int(result["epoch"])
+        self._heard[number] = time.monotonic()
         if epoch not in self._past.setdefault(number, {}):
             self._asked[number].report(float(result[SCORE]), epoch)
             self._past[number][epoch] = float(result[SCORE])
@@ -114,6 +122,8 @@ class StudyRecorder(Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial ended by itself or was stopped."""
         result = trial.last_result or {}
+        if FULL in result:
+            raise StorageFull(self._settings.folder)  # the trial stays open, and the search ends
         if FAILURE in result:
             self._ended(trial, TrialState.FAIL, str(result[FAILURE]))
         elif result.get(STOP_REASON):
@@ -121,9 +131,39 @@ class StudyRecorder(Callback):
         else:
             self._ended(trial, TrialState.PRUNED, self.stopping, result)
 
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial's process or node died; it goes on in another one."""
+        if self._settings.through_ray_train:
+            release_group(trial.trial_id)
+        number = trial.config["number"]
+        self._restarts[number] += 1
+        self._changed(f"trial {number} lost its process or node and goes on from its checkpoint: {error_reason(trial)}")
+
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial raised or its process died."""
-        self._ended(trial, TrialState.FAIL, error_reason(trial))
+        """A trial cannot go on: its processes died too often, or it was given up."""
+        number = trial.config["number"]
+        if reason := self._given_up.pop(number, ""):
+            self._ended(trial, TrialState.FAIL, reason)
+            return
+        died = f"its process died {self._restarts[number] + 1} times" if self._restarts[number] else ""
+        self._ended(trial, TrialState.FAIL, ": ".join(filter(None, (died, error_reason(trial)))))
+
+    def overdue(self) -> list[tuple[Any, str]]:
+        """Trials that hang, with the reason: nothing came long after they should have stopped by themselves."""
+        found = []
+        for number, (began, trial) in self._running.items():
+            ends, limit = float(trial.config["ends"]), float(trial.config["seconds"])
+            if limit and number not in self._given_up and time.time() > ends + max(limit, HANG_SECONDS):
+                silent = time.monotonic() - self._heard.get(number, began)
+                self._given_up[number] = (
+                    f"hung: over the limit of {limit:.0f} s, and no report for {silent:.0f} s (--trial-time-limit)"
+                )
+                found.append((trial, self._given_up[number]))
+        return found
+
+    def waiting(self, text: str) -> None:
+        """Something that lasts keeps a trial from starting."""
+        self._changed(text)
 
     def refuse(self, number: int, params: Params, reason: str) -> None:
         """A trial that can run nowhere has failed before it began; it is seen wherever failed trials are."""
@@ -203,36 +243,3 @@ class StudyRecorder(Callback):
         self._progress.last = event
         self._progress.counts.update(counts)
         self._listener(self._progress)
-
-
-class Recorders(Callback):
-    """The recorder of each trial's model.
-
-    Args:
-        recorders: By model.
-    """
-
-    def __init__(self, recorders: Mapping[str, StudyRecorder]) -> None:
-        self._recorders = recorders
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Ray pickles callbacks beside its own state, which is never read back.
-        return {}
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial got its resources."""
-        self._recorders[trial.config["model"]].on_trial_start(iteration, trials, trial, **info)
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """One epoch or chunk of rounds ended."""
-        self._recorders[trial.config["model"]].on_trial_result(iteration, trials, trial, result, **info)
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial ended by itself or was stopped."""
-        self._recorders[trial.config["model"]].on_trial_complete(iteration, trials, trial, **info)
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial raised or its process died."""
-        self._recorders[trial.config["model"]].on_trial_error(iteration, trials, trial, **info)

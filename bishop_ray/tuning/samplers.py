@@ -58,7 +58,6 @@ class Tpe(TPESampler):
             seed=_seed_of(self._seed, name),
             multivariate=True,
             n_startup_trials=self._startup,
-            warn_independent_sampling=False,
         )
         return own.sample_independent(study, trial, name, distribution)
 

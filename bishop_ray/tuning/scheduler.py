@@ -12,6 +12,7 @@ from typing import Any
 
 import optuna
 from optuna.trial import TrialState
+from ray.tune import TuneError
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
@@ -71,6 +72,21 @@ class PerModel(FIFOScheduler):
         """
         if self._controller is not None:
             self._controller._actor_manager.cleanup()
+
+    def give_up(self, trial: Any, reason: str) -> None:
+        """Fails a trial that does not answer: its process is killed, and it is not tried again."""
+        controller = self._controller._tune_controller
+        trial.max_failures = 0
+        trial.run_metadata.num_failures = 0
+        controller._process_trial_failure(trial, TuneError(reason))
+        if trial in controller._live_trials:
+            controller._live_trials.discard(trial)
+
+    def waiting(self) -> list[Any]:
+        """Trials that Ray has no room for."""
+        if self._controller is None:
+            return []
+        return [trial for trial in self._controller.get_trials() if trial.status == Trial.PENDING]
 
     def _of(self, trial: Any) -> TrialScheduler:
         return self._schedulers[trial.config["model"]]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 from ray.tune import Tuner
 from ray.tune.stopper import Stopper
 
 from bishop_ray.config import Params, StudyConfig
+from bishop_ray.errors import StorageFull
 from bishop_ray.tracking import StudyTracker
+from bishop_ray.training.disk import is_full
+from bishop_ray.training.groups import RESTARTS
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import train_driver
 from bishop_ray.tuning.cluster import cluster_nodes
@@ -22,14 +27,19 @@ from bishop_ray.tuning.placement import Placement
 from bishop_ray.tuning.prepare import Prepared
 from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
-from bishop_ray.tuning.recorder import Recorders, StudyRecorder
+from bishop_ray.tuning.recorder import StudyRecorder
+from bishop_ray.tuning.recorders import Recorders
 from bishop_ray.tuning.room import Node
 from bishop_ray.tuning.samplers import sampler_factory
 from bishop_ray.tuning.scheduler import PerModel, make_scheduler
 from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
+from bishop_ray.tuning.secrecy import keep_out_of_logs
 from bishop_ray.tuning.space import SearchSpace
 from bishop_ray.tuning.store import OpenStudy
 from bishop_ray.tuning.trials import best_of, count_states
+
+PENDING_SECONDS = 30.0
+"""How long a trial waits for resources until it says so, and again."""
 
 
 @dataclass(frozen=True)
@@ -98,21 +108,57 @@ def make_family(
     return Family(config, prepared, opened, settings, tracker, progress, asker, scheduler, recorder, placement)
 
 
-class _StopAll(Stopper):
-    """Ends the whole search when told so."""
+class _Watch(Stopper):
+    """Asked by Tune many times a second: ends the search when told so, gives up what hangs, says what waits.
 
-    def __init__(self, over: Callable[[], bool]) -> None:
-        self._over = over
+    Args:
+        scheduler: Knows the trials.
+        recorders: By model.
+        over: True ends the search.
+    """
+
+    def __init__(
+        self, scheduler: PerModel, recorders: Mapping[str, StudyRecorder], over: Callable[[], bool] | None
+    ) -> None:
+        self._scheduler, self._recorders, self._over = scheduler, recorders, over
+        self._waiting: dict[str, float] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
         """Whether the search must end now."""
-        return self._over()
+        for recorder in self._recorders.values():
+            for trial, reason in recorder.overdue():
+                self._scheduler.give_up(trial, reason)
+        self._tell_who_waits()
+        return self._over is not None and self._over()
+
+    def _tell_who_waits(self) -> None:
+        now, pending = time.monotonic(), self._scheduler.waiting()
+        self._waiting = {trial.trial_id: self._waiting.get(trial.trial_id, now) for trial in pending}
+        for trial in pending:
+            if now - self._waiting[trial.trial_id] > PENDING_SECONDS:
+                self._waiting[trial.trial_id] = now
+                self._recorders[trial.config["model"]].waiting(why_waiting(trial.config))
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
+
+
+def why_waiting(config: dict[str, Any]) -> str:
+    """What a trial asks for, and what is free on the node that has most of it."""
+    asked = {name: amount for name, amount in config["bundle"].items() if amount}
+    free = ray._private.state.available_resources_per_node().values()
+    best: dict[str, float] = max(
+        free, key=lambda node: sum(node.get(n, 0.0) >= amount for n, amount in asked.items()), default={}
+    )
+    words = [f"{_amount(name, asked[name])} ({_amount(name, best.get(name, 0.0))} free)" for name in asked]
+    return f"trial {config['number']} waits for {', '.join(words)}"
+
+
+def _amount(name: str, value: float) -> str:
+    return f"{value / 1e9:.1f} GB memory" if name == "memory" else f"{value:g} {name}"
 
 
 def run_search(
@@ -126,6 +172,8 @@ def run_search(
 ) -> None:
     """Runs trials until `total` exist or the search is over.
 
+    A trial whose process or node dies goes on in another one, `RESTARTS` times; other failures are final.
+
     Args:
         families: The models' studies.
         races: By kind of slot, see `RaceSearcher`.
@@ -134,6 +182,9 @@ def run_search(
         folder: For what Tune writes; removed afterwards.
         limit: See `RaceSearcher`.
         over: Asked all the time; True stops whatever runs.
+
+    Raises:
+        StorageFull: No space is left; trials that ran stay open, as when the process is interrupted.
     """
     ended = sum(family.progress.counts.total() for family in families)
     if ended >= total:
@@ -145,16 +196,19 @@ def run_search(
     scheduler = PerModel({family.config.model: family.scheduler for family in families})
     recorders = {family.config.model: family.recorder for family in families}
 
+    kills = any(family.config.trial_limit for family in families)
+
     def refuse(model: str, number: int, params: Params, reason: str) -> None:
         recorders[model].refuse(number, params, reason)
 
+    keep_out_of_logs()
     attempt = f"tune-{uuid.uuid4().hex[:8]}"
     try:
         Tuner(
             tune.with_resources(trainable, _bundle),
             tune_config=tune.TuneConfig(
                 search_alg=RaceSearcher(
-                    askers, races, slots, total, limit, places, families[0].placement.nodes, refuse
+                    askers, races, slots, total, limit, places, families[0].placement.nodes, refuse, kills
                 ),
                 scheduler=scheduler,
                 num_samples=total - ended,
@@ -165,15 +219,18 @@ def run_search(
                 storage_path=str(folder),
                 callbacks=[Recorders(recorders)],
                 verbose=0,
-                stop=_StopAll(over) if over else None,
+                stop=_Watch(scheduler, recorders, over),
+                failure_config=tune.FailureConfig(max_failures=RESTARTS),
             ),
         ).fit()
         for family in families:
             family.recorder.end_running()
-    except KeyboardInterrupt:
+    except BaseException as error:
         scheduler.abandon()
         for family in families:
             family.recorder.release()
+        if is_full(error) and not isinstance(error, StorageFull):
+            raise StorageFull(str(folder)) from error
         raise
     finally:
         # Tune's and Train's own state is never read back: the studies are the record.

@@ -119,6 +119,7 @@ class RaceSearcher(Searcher):
         places: By model: what a point asks for; a model without one asks for nothing.
         nodes: What there is to ask for.
         refuse: Hears model, number, parameters and reason of a trial that can run nowhere.
+        kills: Whether trials far over their limit are ended.
     """
 
     def __init__(
@@ -131,10 +132,11 @@ class RaceSearcher(Searcher):
         places: Mapping[str, Place] | None = None,
         nodes: Sequence[Node] = (),
         refuse: Callable[[str, int, Params, str], None] = lambda model, number, params, reason: None,
+        kills: bool = False,
     ) -> None:
         super().__init__(metric=None, mode=None)
         self._askers, self._races, self._slots = askers, races, slots
-        self._total, self._limit = total, limit
+        self._total, self._limit, self._kills = total, limit, kills
         self._places, self._nodes, self._refuse = places or {}, nodes, refuse
         self._live: dict[str, Point] = {}
         self._held: dict[str, Point] = {}
@@ -142,7 +144,8 @@ class RaceSearcher(Searcher):
     def suggest(self, trial_id: str) -> Any:
         """The next configuration, None to be asked again, or FINISHED.
 
-        A configuration is ``{"model", "number", "params", "ends", "bundle"}``; ``bundle`` is what the trial holds.
+        A configuration is ``{"model", "number", "params", "ends", "seconds", "bundle"}``; ``bundle`` is what the trial
+        holds, ``seconds`` the limit behind ``ends`` if a trial that does not keep to it is to be ended.
         """
         began = time.monotonic()
         while not all(self._waits(kind) for kind in self._races):
@@ -183,7 +186,8 @@ class RaceSearcher(Searcher):
             self._live[trial_id] = self._held.pop(kind)
             ends = time.time() + seconds if seconds else 0.0
             bundle = held.ask.bundle()
-            return {"model": held.model, "number": held.number, "params": held.params, "ends": ends, "bundle": bundle}
+            times = {"ends": ends, "seconds": seconds if self._kills else 0.0}
+            return {"model": held.model, "number": held.number, "params": held.params, "bundle": bundle, **times}
         more = not full or bool(self._held) or any(s.interrupted for s in standings)
         return None if busy and more else str(Searcher.FINISHED)
 

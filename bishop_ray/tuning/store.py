@@ -13,12 +13,17 @@ from typing import Any
 
 import optuna
 from filelock import FileLock, Timeout
+from optuna.storages import BaseStorage, RDBStorage
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.errors import UserError
+from bishop_ray.tracking import public_uri
 from bishop_ray.tuning.journal import JOURNAL, mend, open_journal
 from bishop_ray.tuning.space import OUTSIDE, SearchSpace
 
+FORMAT = 1
+"""Of what a study's attributes mean; raised when an older version would misread them."""
+_FORMAT = "format"
 _FACTS, _ID, _RESULT, _OPENINGS, _SECONDS = "facts", "id", "result", "test_openings", "seconds"
 
 
@@ -99,10 +104,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 def stored_identity(config: StudyConfig) -> str:
     """The identity of the study on disk, "" when there is none."""
-    if not (study_folder(config) / JOURNAL).is_file():
+    if not config.study_db and not (study_folder(config) / JOURNAL).is_file():
         return ""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = open_journal(study_folder(config) / JOURNAL)
+    storage = _storage(config)
     names = [study.study_name for study in storage.get_all_studies()]
     if config.name not in names:
         return ""
@@ -133,8 +138,23 @@ def settings_of(study: optuna.Study) -> dict[str, Any]:
 
 
 def remove_study(config: StudyConfig) -> None:
-    """Deletes the study's folder, for a fresh start."""
+    """Deletes the study's folder, and its entry in a database, for a fresh start."""
+    if config.study_db and stored_identity(config):
+        optuna.delete_study(study_name=config.name, storage=_storage(config))
     shutil.rmtree(study_folder(config), ignore_errors=True)
+
+
+def _storage(config: StudyConfig) -> BaseStorage:
+    """The journal in the study's folder, or the database that the user names where a folder cannot be appended to."""
+    if not config.study_db:
+        return open_journal(study_folder(config) / JOURNAL)
+    try:
+        return RDBStorage(config.study_db, engine_kwargs={"pool_pre_ping": True})
+    except ImportError as error:
+        raise UserError(f"--study-db: its driver is not installed ({error})") from None
+    except Exception as error:  # SQLAlchemy's, the driver's or Optuna's
+        shown, text = public_uri(config.study_db), f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"--study-db: cannot open {shown}: {text.replace(config.study_db, shown)}") from None
 
 
 def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenStudy:
@@ -147,13 +167,18 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
     folder = study_folder(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        storage = open_journal(folder / JOURNAL)
+        storage = _storage(config)
     except OSError as error:
         raise UserError(f"--storage: cannot write {folder}: {error.strerror or error}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(storage=storage, study_name=config.name, direction="maximize", load_if_exists=True)
     facts = _facts(config, space, data_hash)
     stored = study.user_attrs.get(_FACTS)
+    if (format := int(study.user_attrs.get(_FORMAT, FORMAT))) > FORMAT:
+        raise UserError(
+            f"study {config.name} was written by a newer version (format {format}; this version knows {FORMAT}): "
+            "use that version, or --fresh to start over"
+        )
     if stored:
         # Studies that were begun before there was a choice do not name it.
         _same(config.name, {"precision": "auto"} | json.loads(stored), facts)
@@ -161,6 +186,7 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
         for point, outside in space.queue():
             attrs = {OUTSIDE: json.dumps(outside)} if outside else None
             study.enqueue_trial(point, user_attrs=attrs, skip_if_exists=True)
+        study.set_user_attr(_FORMAT, FORMAT)
         study.set_user_attr(_ID, uuid.uuid4().hex[:12])
         study.set_user_attr(_FACTS, json.dumps(facts))
     return OpenStudy(study, folder, str(study.user_attrs[_ID]))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import ray
 
 from bishop_ray.config import StudyConfig, StudyResult
-from bishop_ray.errors import TrainingFailed, UserError
+from bishop_ray.errors import StorageFull, TrainingFailed, UserError
 from bishop_ray.tuning.chronicle import finish, finished_result, open_tracker, start_over
 from bishop_ray.tuning.evaluate import evaluation_seconds, final_evaluation
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
@@ -85,7 +86,7 @@ def _run(
             {"": config.max_concurrent},
             config.trials,
             opened.folder,
-            lambda race, waiting, slots: 0.0,
+            lambda race, waiting, slots: config.trial_limit,
             (lambda: _is_over(family, deadline)) if deadline else None,
         )
         best = best_of(opened.study)
@@ -103,12 +104,13 @@ def _run(
         result = finish(config, prepared, opened, tracker, best, final, opened.add_seconds(time.time() - started))
         status = "FINISHED"
         return result
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StorageFull):
         status = "KILLED"
         raise
     finally:
         if status != "FINISHED":
-            opened.add_seconds(time.time() - started)
+            with suppress(StorageFull):
+                opened.add_seconds(time.time() - started)
         tracker.close(status)
 
 

@@ -1,0 +1,47 @@
+"""The recorders of several models' studies, as the one callback of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.tune import Callback
+
+from bishop_ray.tuning.recorder import StudyRecorder
+
+
+class Recorders(Callback):
+    """The recorder of each trial's model.
+
+    Args:
+        recorders: By model.
+    """
+
+    def __init__(self, recorders: Mapping[str, StudyRecorder]) -> None:
+        self._recorders = recorders
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray pickles callbacks beside its own state, which is never read back.
+        return {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial got its resources."""
+        self._recorders[trial.config["model"]].on_trial_start(iteration, trials, trial, **info)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """One epoch or chunk of rounds ended."""
+        self._recorders[trial.config["model"]].on_trial_result(iteration, trials, trial, result, **info)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial ended by itself or was stopped."""
+        self._recorders[trial.config["model"]].on_trial_complete(iteration, trials, trial, **info)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial's process or node died; it goes on in another one."""
+        self._recorders[trial.config["model"]].on_trial_recover(iteration, trials, trial, **info)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial cannot go on."""
+        self._recorders[trial.config["model"]].on_trial_error(iteration, trials, trial, **info)

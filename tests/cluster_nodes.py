@@ -1,0 +1,209 @@
+"""A head and two nodes for jobs: the commands and the environment of cluster.yaml on loopback, with ports and folders
+of their own; a pytest plugin named by the modules that use it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+from cluster_fixtures import CLONE, ROOT, STORAGE, Config, environment
+from mlflow import MlflowClient
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+BIN = Path(sys.executable).parent
+WORKERS = 2
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    held = [socket.socket() for _ in range(number)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def answer(url: str, token: str = "", body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    """Status and content of a request; POST where there is a body."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            text = response.read().decode()
+            return response.status, json.loads(text) if text[:1] in "[{" else text
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def until(reached: Callable[[], Any], seconds: float, what: str) -> Any:
+    """The first true value of `reached()`."""
+    end = time.monotonic() + seconds
+    while not (value := reached()):
+        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
+        time.sleep(0.2)
+    return value
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A head and two workers, and how they are spoken to."""
+
+    api: str
+    head: str
+    token: str
+    environment: dict[str, str]
+    folder: Path
+
+    def ray(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """A `ray` command of a user who sits in some other folder."""
+        elsewhere = self.folder / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        command = [str(BIN / "ray"), *words]
+        env = self.environment | {"RAY_API_SERVER_ADDRESS": self.api}
+        return subprocess.run(command, env=env, cwd=elsewhere, capture_output=True, text=True, timeout=timeout)
+
+    def submit(self, entrypoint: str) -> str:
+        """The id of a job that was just submitted through the HTTP API."""
+        status, content = answer(f"{self.api}/api/jobs/", self.token, {"entrypoint": entrypoint})
+        assert status == 200, content
+        return str(content["submission_id"])
+
+    def state(self, job: str) -> str:
+        """PENDING, RUNNING, SUCCEEDED, STOPPED or FAILED."""
+        return str(answer(f"{self.api}/api/jobs/{job}", self.token)[1]["status"])
+
+    def log(self, job: str) -> str:
+        """What the job has printed."""
+        return str(answer(f"{self.api}/api/jobs/{job}/logs", self.token)[1]["logs"])
+
+    def trials(self, study: str) -> list[str]:
+        """States of the study's trials, from its journal."""
+        journal = self.folder / "store" / "studies" / study / "optuna.journal"
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+        loaded = optuna.load_study(storage=storage, study_name=study)
+        return [trial.state.name for trial in loaded.trials]
+
+    def runs(self) -> list[str]:
+        """States of all runs, from the MLflow server."""
+        client = MlflowClient(self.environment["MLFLOW_TRACKING_URI"])
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        return [run.info.status for run in client.search_runs(experiments, max_results=5000)]
+
+
+def node_commands(loaded: Config, ports: list[int], folder: Path) -> dict[str, str]:
+    """The start commands of cluster.yaml: their own flags, other ports and paths."""
+    starts = {
+        place: next(command for command in loaded[f"{place}_start_ray_commands"] if "ray start" in command)
+        for place in ("head", "worker")
+    }
+    serve = next(command for command in loaded["head_start_ray_commands"] if "mlflow server" in command)
+    gcs, dashboard, client, mlflow, *agents = ports
+    common = (
+        f"--block --node-ip-address=127.0.0.1 --min-worker-port=0 --max-worker-port=0 --object-store-memory={10**8}"
+    )
+    starts["head"] = (
+        starts["head"]
+        .replace("--port=6379", f"--port={gcs}")
+        .replace(
+            "--autoscaling-config=~/ray_bootstrap_config.yaml",
+            f"--temp-dir={folder / 'r'} --dashboard-port={dashboard} --ray-client-server-port={client} "
+            f"--dashboard-agent-listen-port={agents[0]} {common}",
+        )
+    )
+    worker = starts.pop("worker").replace("$RAY_HEAD_IP:6379", f"127.0.0.1:{gcs}")
+    for number, port in enumerate(agents[1:], start=1):
+        starts[f"worker{number}"] = f"{worker} --num-cpus=1 --dashboard-agent-listen-port={port} {common}"
+    own = {
+        name: re.sub(r"--object-manager-port=\d+ ?", "", command).replace(CLONE, shlex.quote(str(ROOT)))
+        for name, command in starts.items()
+    }
+    inner = re.search(r"\((MLFLOW_.*) > /tmp/mlflow.log", serve)
+    assert inner
+    own["mlflow"] = "env " + inner[1].replace("setsid nohup ", "").replace("--port 5000", f"--port {mlflow}").replace(
+        STORAGE, str(folder / "store")
+    )
+    return own
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    folder = Path(tempfile.mkdtemp(prefix="b", dir="/tmp"))  # sockets lie below it, and their paths may have 107 bytes
+    ports = free_ports(4 + 1 + WORKERS)
+    token = secrets.token_hex(32)
+    (folder / "token").write_text(token)
+    (folder / "token").chmod(0o600)
+    (folder / "store").mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_", "BISHOP_"))}
+    loaded = yaml.safe_load((ROOT / "cluster.yaml").read_text("utf-8"))
+    env |= environment(loaded["docker"]["run_options"])
+    env |= {
+        "BISHOP_RAY_HOME": str(folder / "store"),
+        "MLFLOW_TRACKING_URI": env["MLFLOW_TRACKING_URI"].replace("5000", str(ports[3])),
+        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        "PATH": f"{BIN}{os.pathsep}{env['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    here = Nodes(f"http://127.0.0.1:{ports[1]}", f"127.0.0.1:{ports[0]}", token, env, folder)
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for name, command in node_commands(loaded, ports, folder).items():
+            if name.startswith("worker"):
+                until(lambda: reachable(f"{here.api}/api/version"), 60, "the head")
+            with (folder / f"{name}.log").open("wb") as log:
+                started.append(
+                    subprocess.Popen(
+                        ["bash", "-c", command.replace("ray start", "exec ray start").replace("env ", "exec env ", 1)],
+                        env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True,
+                    )
+                )  # fmt: skip
+        until(lambda: reachable(f"{env['MLFLOW_TRACKING_URI']}/health"), 90, "MLflow")
+        until(lambda: alive(here) == 1 + WORKERS, 60, "the workers")
+        yield here
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+        for process in started:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # what this one has started, and nothing else
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def reachable(url: str) -> int:
+    """The status that answers, 0 where nobody does."""
+    try:
+        return answer(url)[0]
+    except OSError:
+        return 0
+
+
+def alive(nodes: Nodes) -> int:
+    """How many nodes have joined."""
+    content = answer(f"{nodes.api}/nodes?view=summary", nodes.token)[1]
+    return sum(node["raylet"].get("state") == "ALIVE" for node in content["data"]["summary"])

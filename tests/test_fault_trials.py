@@ -1,0 +1,98 @@
+"""Trials that go wrong in every way: each ends as what it is, with its reason, and the study goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import unruly
+from fault_tools import TABLE
+from optuna.trial import TrialState
+
+from bishop_ray.config import Resources, StudyConfig
+from bishop_ray.data.split import SplitProtocol
+from bishop_ray.data.suites import embedded_ref
+from bishop_ray.errors import StorageFull
+from bishop_ray.models import MODELS
+from bishop_ray.tracking import check_tracking, runs_frame
+from bishop_ray.training.groups import RESTARTS
+from bishop_ray.tuning.store import read_study, study_folder
+from bishop_ray.tuning.study import run_study
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    import ray
+
+    from bishop_ray.tuning.cluster import connect
+
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_RUNTIME_ENV_HOOK")}
+    paths = [str(Path(__file__).parent), before["PYTHONPATH"] or ""]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    os.environ["RAY_RUNTIME_ENV_HOOK"] = "unruly.in_every_worker"
+    unruly.register()
+    connect()
+    yield
+    ray.shutdown()
+    del MODELS[unruly.NAME]
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def study(tmp_path: Path, *ways: str) -> StudyConfig:
+    space = tmp_path / "space.yaml"
+    first = "".join(f"\n  - {{model: {{way: {way}}}}}" for way in ways)
+    choice = ", ".join(f'"{way}"' for way in (*ways, "fine"))
+    space.write_text(f"# ways\nmodel:\n  way: {{choice: [{choice}]}}\n  place: {tmp_path}\nfirst:{first}\n")
+    return StudyConfig(
+        embedded_ref("iris"), unruly.NAME, str(space), len(ways), 3, "auc", SplitProtocol((0.7, 0.2, 0.1)),
+        scheduler="none", eval_seeds=1, resources=Resources(cpus=0.5), max_concurrent=2, trial_limit=2.0,
+        storage=str(tmp_path / "store"), tracking_uri=check_tracking(f"sqlite:///{tmp_path}/mlflow.db"),
+    )  # fmt: skip
+
+
+def test_every_way_ends_as_what_it_is(ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bishop_ray.tuning.recorder.HANG_SECONDS", 8.0)
+    config = study(tmp_path, "hangs", "raises", "memory", "dies", "dies once", "fine")
+    events: list[str] = []
+    result = run_study(config, lambda progress: events.append(progress.last))
+    assert result.trials == {"complete": 2, "failed": 4}
+    trials = {t.params["model.way"]: t for t in read_study(study_folder(config)).trials}
+    reasons = {way: trial.user_attrs["reason"] for way, trial in trials.items()}
+    assert reasons["raises"] == "KeyError: 'a fault of the model's own'"
+    assert reasons["memory"] == "MemoryError: cannot allocate 5 terabytes"
+    assert reasons["dies"].startswith(f"its process died {RESTARTS + 1} times: ")
+    assert reasons["hangs"].startswith("hung: over the limit of 2 s, and no report for ")
+    for way, trial in trials.items():
+        assert trial.state == (TrialState.COMPLETE if way in ("fine", "dies once") else TrialState.FAIL), way
+    traceback = (study_folder(config) / "errors" / f"{trials['raises'].number:04d}.txt").read_text()
+    assert "_go_wrong" in traceback
+    assert sum("goes on from its checkpoint" in event for event in events) >= RESTARTS + 1
+    runs = runs_frame(config.tracking_uri, "iris")
+    assert sorted(runs["status"]) == ["FAILED"] * 4 + ["FINISHED"] * 3
+    TABLE.append(
+        {
+            "fault": "trials: hangs, raises, no memory, dies 4 times, dies once, fine", "asked": 6, "finished": 2,
+            "early-stopped": 0, "failed": 4, "lost": 0, "duplicated": 0, "MLflow runs": "4 FAILED, 3 FINISHED",
+        }
+    )  # fmt: skip
+
+
+def test_no_space_ends_the_study_and_loses_nothing(ray_here: None, tmp_path: Path) -> None:
+    config = replace(study(tmp_path, "fine", "full", "fine"), max_concurrent=1)
+    with pytest.raises(StorageFull, match="the same command goes on"):
+        run_study(config)
+    states = [t.state for t in read_study(study_folder(config)).trials]
+    assert states[:2] == [TrialState.COMPLETE, TrialState.RUNNING], "it is no failure of the trial's"
+    assert "RUNNING" not in set(runs_frame(config.tracking_uri, "iris")["status"])
+    (tmp_path / "freed").touch()
+    result = run_study(config)
+    assert result.trials == {"complete": 3}
+    assert sorted(runs_frame(config.tracking_uri, "iris")["status"]) == ["FINISHED"] * 4
