@@ -49,6 +49,11 @@ def scrubbed(text: str) -> str:
     return _SECRET_ARGUMENT.sub(rf"\1{HIDDEN}", text)
 
 
+def told(error: Exception) -> str:
+    """What an error says, scrubbed; of one that a Ray worker raised its own words, for Ray's text is a traceback."""
+    return scrubbed(str(getattr(error, "cause", error)))
+
+
 def show_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Prints a traceback, scrubbed: in the place of `sys.excepthook`."""
     sys.stderr.write(scrubbed("".join(traceback.format_exception(kind, error, trace))))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from bishop_ray.addresses import scrubbed, show_fault
+from bishop_ray.addresses import show_fault, told
 from bishop_ray.errors import UnknownName, UserError
 
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
@@ -36,7 +36,7 @@ def run(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except UserError as error:
-        print(f"error: {scrubbed(str(error))}", file=sys.stderr)
+        print(f"error: {told(error)}", file=sys.stderr)
         code = EXIT_USER
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where this one was", file=sys.stderr)

@@ -1,6 +1,6 @@
 """What others may have written (registry, checkpoints, names, addresses): runs nothing, stays inside, tells no secret.
 
-Needs neither Ray nor MLflow; ``test_security_study.py`` has what does.
+Starts neither Ray nor MLflow; ``test_security_study.py`` has what does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_predictor import Bomb, copy_of, make_predictor
 
-from bishop_ray.addresses import public_address, scrubbed
+from bishop_ray.addresses import public_address, scrubbed, told
 from bishop_ray.data.cache import ServerCache
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.servers import api_key, server_url
@@ -254,6 +254,14 @@ def test_texts_are_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert SECRET not in scrubbed(f"failed: {text}: why")
     monkeypatch.setenv("SOME_TOKEN", "abc")  # a word, not a secret
     assert scrubbed("abc /data/mlflow.db http://host:5000/x") == "abc /data/mlflow.db http://host:5000/x"
+
+
+def test_what_a_worker_raised_is_told_in_its_own_words() -> None:
+    from ray.exceptions import RayTaskError
+
+    wrapped = RayTaskError("f", "Traceback:\n  line 1\n", UserError("model.txt: damaged")).as_instanceof_cause()
+    assert isinstance(wrapped, UserError)
+    assert told(wrapped) == told(UserError("model.txt: damaged")) == "model.txt: damaged"
 
 
 # Saved predictors -----------------------------------------------------------------------------------------------------

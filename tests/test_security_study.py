@@ -357,15 +357,16 @@ def room(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def tune(room: Path, *flags: str, **own: str) -> subprocess.CompletedProcess[str]:
-    """One trial of a forest; everything it writes lies in `room`."""
+def tune(room: Path, *flags: str, trials: int = 1, **own: str) -> subprocess.CompletedProcess[str]:
+    """A search with a forest; everything it writes lies in `room`."""
     more = {
         "RAY_TMPDIR": str(room / "ray"),
         "OPENML_CACHE_DIR": str(room / "cache"),
         "TMPDIR": str(room / "ray"),
         **own,
     }
-    budget = ["--models", "random_forest", "--trials", "1", "--eval-seeds", "1", "--storage", str(room / "store")]
+    budget = ["--models", "random_forest", "--trials", str(trials), "--eval-seeds", "1"]
+    budget += ["--storage", str(room / "store")]
     command = [sys.executable, str(ROOT / "jobs" / "tune.py"), *flags, *budget]
     env = environment(room / "home", **more)
     return subprocess.run(command, cwd=room / "home", env=env, capture_output=True, text=True, timeout=200, check=False)
@@ -392,18 +393,40 @@ def test_a_search_with_planted_secrets_and_a_hostile_dataset_name(mirror: str, r
     assert not list(Path("/tmp").glob("evil*"))
 
 
-def test_a_table_with_a_hostile_name_and_columns(room: Path) -> None:
+def test_a_table_with_a_hostile_name_and_columns_then_with_traps(room: Path) -> None:
     table = room / "..%2f..\u2028CON\\;rm -rf $HOME.csv"
     frame = RAW.frame.assign(**{"../../x": 1.0, "a\x01b": RAW.frame["num_0"], "=cmd()": 2.0, "y": RAW.target})
     frame.to_csv(table, index=False)
     before = set(room.iterdir())
-    done = tune(room, "--table", str(table), "--target", "y", "--tracking-uri", f"sqlite:///{room}/mlflow/mlflow.db")
+    flags = ["--table", str(table), "--target", "y", "--tracking-uri", f"sqlite:///{room}/mlflow/mlflow.db"]
+    done = tune(room, *flags)
     assert done.returncode == 0, done.stderr[-2000:]
     assert set(room.iterdir()) == before
     for path in (room / "store").rglob("*"):
         assert path.resolve().is_relative_to((room / "store").resolve())
         assert path.name.isprintable()
     assert {path.name for path in (room / "mlflow").iterdir()} >= {"mlflow.db", "mlartifacts"}
+
+    # What Tune writes beside our records, and would read if it were asked to restore; and whatever else is no record.
+    bomb = payloads(room / "executed")["cloudpickle"]
+    studies = [path for path in (room / "store" / "studies").iterdir() if path.is_dir()]
+    assert len(studies) == 1
+    below = [path for path in studies[0].rglob("*") if path.is_dir() and path.name != "model"]
+    for folder in [studies[0], *below]:  # not among an estimator's own files, whose hash is known
+        for name in ("tuner.pkl", "trainable.pkl", "params.pkl", "searcher-state-1.pkl", "search_gen_state-1.pkl"):
+            (folder / name).write_bytes(bomb)
+    for path in [path for path in studies[0].rglob("*.pkl") if path.is_file()]:
+        path.write_bytes(bomb)
+    done = tune(room, *flags, trials=2)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not (room / "executed").exists()
+
+    # The model that was evaluated is met by a worker, whose error is one line here too.
+    for path in studies[0].rglob("predictor/model/*"):
+        path.write_bytes(bomb)
+    done = tune(room, *flags, "--refit", trials=2)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert not (room / "executed").exists()
 
 
 def test_a_failing_command_shows_no_secret(room: Path) -> None:
@@ -419,6 +442,8 @@ def test_a_failing_command_shows_no_secret(room: Path) -> None:
         ["--dataset", "iris", "--tracking-uri", f"http://me:{URI_SECRET}@{dead}"],
         ["--dataset", "iris", "--tracking-uri", f"me:{URI_SECRET}@{dead}"],
         ["--dataset", "iris", "--tracking-uri", f"postgresql://me:{URI_SECRET}@{dead}/db"],
+        ["--dataset", "iris", "--study-db", f"postgresql://me:{URI_SECRET}@{dead}/db"],
+        ["--dataset", "iris", "--traking-uri", f"http://me:{URI_SECRET}@{dead}"],
         ["--dataset", "iris", "--space", SECRETS["AWS_SECRET_ACCESS_KEY"]],
     ]
     with ThreadPoolExecutor(3) as pool:  # most of it is waiting for answers
