@@ -13,7 +13,7 @@ _SECRET_NAME = re.compile(r"TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|CR
 _SECRET_ARGUMENT = re.compile(
     r"(\b[\w-]*(?:token|passw(?:or)?d|secret|api_?key|access_?key)[\w-]*=)[^&\s'\"),;]+", re.IGNORECASE
 )
-_USER_PART = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s'\"]*@", re.IGNORECASE)
+_USER_PART = re.compile(r"([a-z][a-z0-9+.-]*://)(?!/)[^\s'\"]*@", re.IGNORECASE)
 _SHORTEST = 6
 """Characters of a value that is taken for a secret: shorter ones are words that stand in any text."""
 

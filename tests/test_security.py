@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,21 @@ def test_texts_are_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (*ADDRESSES[:2], f"url: /api/task/1?api_key={SECRET} (refused)", f"password={SECRET}, user=me"):
         assert SECRET not in scrubbed(f"failed: {text}: why")
     monkeypatch.setenv("SOME_TOKEN", "abc")  # a word, not a secret
-    assert scrubbed("abc /data/mlflow.db http://host:5000/x") == "abc /data/mlflow.db http://host:5000/x"
+    for text in ("abc /data/mlflow.db http://host:5000/x", "sqlite:////data/a@b/mlflow.db", "ask me@host"):
+        assert scrubbed(text) == text
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "UserError"])
+def test_a_command_that_fails_shows_no_secret(error: str) -> None:
+    code = (
+        "from bishop_ray import cli\nfrom bishop_ray.errors import UserError\n"
+        f"def main():\n    raise {error}('no answer from http://me:{SECRET}@host:1 to plan')\ncli.run(main)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if error == "UserError" else 1)
+    assert SECRET not in done.stdout + done.stderr
+    assert "no answer from http://***@host:1 to plan" in done.stderr
+    assert ("Traceback" in done.stderr) == (error == "RuntimeError")
 
 
 def test_what_a_worker_raised_is_told_in_its_own_words() -> None:
