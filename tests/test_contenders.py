@@ -67,7 +67,7 @@ def trained(request: pytest.FixtureRequest, ray_here: Cluster, tmp_path_factory:
         place = str(folder / model)
         settings[model] = TrialSettings(model, metric, epochs, 0, Resources(), "auto", place, ray.put(data[model]))
     points = [
-        {"model": model, "number": number, "params": {"model": hparams, "train": {}}, "ends": ends}
+        {"model": model, "number": number, "params": {"model": hparams, "train": {}}, "ends": ends, "seconds": 0.0}
         for model, hparams in MODELS.items()
         for number, ends in enumerate((0.0, LONG_AGO))
     ]

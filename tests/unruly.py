@@ -46,9 +46,9 @@ class Unruly(Estimator):
                 self._go_wrong()
 
     def _go_wrong(self) -> None:
-        died = Path(self.place) / "died"
+        died = Path(self.place) / f"{self.way}.died"
         if self.way == "raises":
-            raise KeyError("a fault of the model's own")
+            raise KeyError("a fault of its own")
         if self.way == "memory":
             raise MemoryError("cannot allocate 5 terabytes")
         if self.way == "hangs":

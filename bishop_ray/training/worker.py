@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,8 +50,8 @@ def train_driver(config: dict[str, Any], settings: Mapping[str, TrialSettings]) 
     of its node, and what Tune starts again is what another process may bring to its end.
 
     Args:
-        config: ``model``, ``number`` and ``params`` of the trial, and ``ends``: the Unix time after which it stops by
-            itself at the next report, 0 for none.
+        config: ``model``, ``number``, ``params`` of the trial; ``ends``: the Unix time after which it stops by itself
+            at the next report, 0 for none; ``seconds``: its limit from its start, which wins, 0 for none.
         settings: Of each model's study.
     """
     _leave_if_broken()
@@ -70,6 +71,8 @@ def train_driver(config: dict[str, Any], settings: Mapping[str, TrialSettings]) 
 
 def _drive(config: dict[str, Any], study: TrialSettings) -> None:
     job, ends = study.trial(config["params"]), float(config["ends"])
+    if config["seconds"]:  # its own time does not begin before its process does
+        ends = time.time() + float(config["seconds"])
     checkpoint, folder = trial_folder(study, config["number"]), model_folder(study.folder, config["number"])
     if study.through_ray_train:
         from ray.train import RunConfig

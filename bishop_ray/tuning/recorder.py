@@ -83,6 +83,7 @@ class StudyRecorder(Callback):
         self._past = {t.number: dict(t.intermediate_values) for t in study.get_trials(deepcopy=False)}
         self._restarts: Counter[int] = Counter()
         self._heard: dict[int, float] = {}
+        self._begun: dict[int, float] = {}
         self._given_up: dict[int, str] = {}
         self.stopping = EARLY_STOPPED
         """Why a trial that is stopped from now on is stopped."""
@@ -94,6 +95,7 @@ class StudyRecorder(Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial got its resources."""
         number = trial.config["number"]
+        self._heard[number] = self._begun[number] = time.monotonic()
         if number in self._running:
             return
         self._running[number] = (time.monotonic(), trial)
@@ -137,6 +139,7 @@ class StudyRecorder(Callback):
             release_group(trial.trial_id)
         number = trial.config["number"]
         self._restarts[number] += 1
+        self._begun.pop(number, None)
         self._changed(f"trial {number} lost its process or node and goes on from its checkpoint: {error_reason(trial)}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -149,12 +152,14 @@ class StudyRecorder(Callback):
         self._ended(trial, TrialState.FAIL, ": ".join(filter(None, (died, error_reason(trial)))))
 
     def overdue(self) -> list[tuple[Any, str]]:
-        """Trials that hang, with the reason: nothing came long after they should have stopped by themselves."""
+        """Trials that hang, with the reason: over their limit, and silent for as long again."""
         found = []
-        for number, (began, trial) in self._running.items():
-            ends, limit = float(trial.config["ends"]), float(trial.config["seconds"])
-            if limit and number not in self._given_up and time.time() > ends + max(limit, HANG_SECONDS):
-                silent = time.monotonic() - self._heard.get(number, began)
+        for number, (_, trial) in self._running.items():
+            limit, now = float(trial.config["seconds"]), time.monotonic()
+            began = self._begun.get(number, now)  # none while it waits for another process
+            silent = now - self._heard.get(number, began)
+            grace = max(limit, HANG_SECONDS)
+            if limit and number not in self._given_up and min(silent, now - began - limit) > grace:
                 self._given_up[number] = (
                     f"hung: over the limit of {limit:.0f} s, and no report for {silent:.0f} s (--trial-time-limit)"
                 )

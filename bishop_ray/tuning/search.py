@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune import Tuner
-from ray.tune.stopper import Stopper
 
 from bishop_ray.config import Params, StudyConfig
 from bishop_ray.errors import StorageFull
@@ -37,9 +34,7 @@ from bishop_ray.tuning.secrecy import keep_out_of_logs
 from bishop_ray.tuning.space import SearchSpace
 from bishop_ray.tuning.store import OpenStudy
 from bishop_ray.tuning.trials import best_of, count_states
-
-PENDING_SECONDS = 30.0
-"""How long a trial waits for resources until it says so, and again."""
+from bishop_ray.tuning.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -108,59 +103,6 @@ def make_family(
     return Family(config, prepared, opened, settings, tracker, progress, asker, scheduler, recorder, placement)
 
 
-class _Watch(Stopper):
-    """Asked by Tune many times a second: ends the search when told so, gives up what hangs, says what waits.
-
-    Args:
-        scheduler: Knows the trials.
-        recorders: By model.
-        over: True ends the search.
-    """
-
-    def __init__(
-        self, scheduler: PerModel, recorders: Mapping[str, StudyRecorder], over: Callable[[], bool] | None
-    ) -> None:
-        self._scheduler, self._recorders, self._over = scheduler, recorders, over
-        self._waiting: dict[str, float] = {}
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        """Whether the search must end now."""
-        for recorder in self._recorders.values():
-            for trial, reason in recorder.overdue():
-                self._scheduler.give_up(trial, reason)
-        self._tell_who_waits()
-        return self._over is not None and self._over()
-
-    def _tell_who_waits(self) -> None:
-        now, pending = time.monotonic(), self._scheduler.waiting()
-        self._waiting = {trial.trial_id: self._waiting.get(trial.trial_id, now) for trial in pending}
-        for trial in pending:
-            if now - self._waiting[trial.trial_id] > PENDING_SECONDS:
-                self._waiting[trial.trial_id] = now
-                self._recorders[trial.config["model"]].waiting(why_waiting(trial.config))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-
-def why_waiting(config: dict[str, Any]) -> str:
-    """What a trial asks for, and what is free on the node that has most of it."""
-    asked = {name: amount for name, amount in config["bundle"].items() if amount}
-    free = ray._private.state.available_resources_per_node().values()
-    best: dict[str, float] = max(
-        free, key=lambda node: sum(node.get(n, 0.0) >= amount for n, amount in asked.items()), default={}
-    )
-    words = [f"{_amount(name, asked[name])} ({_amount(name, best.get(name, 0.0))} free)" for name in asked]
-    return f"trial {config['number']} waits for {', '.join(words)}"
-
-
-def _amount(name: str, value: float) -> str:
-    return f"{value / 1e9:.1f} GB memory" if name == "memory" else f"{value:g} {name}"
-
-
 def run_search(
     families: Sequence[Family],
     races: Mapping[str, Race],
@@ -196,6 +138,7 @@ def run_search(
     scheduler = PerModel({family.config.model: family.scheduler for family in families})
     recorders = {family.config.model: family.recorder for family in families}
 
+    callback = Recorders(recorders)
     kills = any(family.config.trial_limit for family in families)
 
     def refuse(model: str, number: int, params: Params, reason: str) -> None:
@@ -217,9 +160,9 @@ def run_search(
             run_config=tune.RunConfig(
                 name=attempt,
                 storage_path=str(folder),
-                callbacks=[Recorders(recorders)],
+                callbacks=[callback],
                 verbose=0,
-                stop=_Watch(scheduler, recorders, over),
+                stop=Watch(scheduler, recorders, callback, over),
                 failure_config=tune.FailureConfig(max_failures=RESTARTS),
             ),
         ).fit()
