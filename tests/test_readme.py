@@ -30,7 +30,7 @@ def test_tune_lines_parse(line: str) -> None:
 def test_models_lines_parse(line: str) -> None:
     words = shlex.split(line)
     args = models_cli.models_parser().parse_args(words[words.index("jobs/models.py") + 1 :])
-    assert args.action == "ensemble"
+    assert args.action in ("ensemble", "sync")
 
 
 def test_every_model_is_named() -> None:
@@ -83,4 +83,4 @@ def test_flags_it_names_exist() -> None:
     flags = set(re.findall(r"`(--[a-z-]+)", TEXT))
     known = {option for parser in parsers() for action in parser._actions for option in action.option_strings}
     assert flags
-    assert flags <= known | {"--working-dir"}, flags - known
+    assert flags <= known | {"--working-dir", "--runtime-env-json"}, flags - known

@@ -38,6 +38,7 @@ class Watch(Stopper):
         self._waiting: dict[str, float] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """No trial is stopped for what it reports."""
         return False
 
     def stop_all(self) -> bool:

@@ -111,11 +111,10 @@ def server(folder: Path) -> Iterator[str]:
 
 def written(uri: str, metric: str) -> tuple[int, int, dict[str, int]]:
     """Runs of trials, values of `metric` over all of them, and runs by status, as MLflow has them."""
-    from mlflow import MlflowClient
-
     from bishop_ray.tracking import runs_frame
+    from bishop_ray.tracking.store import open_client
 
-    frame, client = runs_frame(uri), MlflowClient(uri)
+    frame, client = runs_frame(uri), open_client(uri)
     trials = frame[frame["trial"] >= 0]
     values = sum(len(client.get_metric_history(run, metric)) for run in trials["run_id"])
     return len(trials), values, {str(k): int(v) for k, v in frame["status"].value_counts().items()}
