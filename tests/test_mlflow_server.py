@@ -181,8 +181,6 @@ def sync(storage: Path, uri: str) -> str:
 def histories(uri: str, experiment: str) -> dict[int, list[int]]:
     client = MlflowClient(uri)
     frame = runs_frame(uri, experiment)
-    found = client.search_runs([client.get_experiment_by_name("team").experiment_id], max_results=1000)
-    parent_of = {run.info.run_id: run.data.tags.get("mlflow.parentRunId") for run in found}
     trials = frame[frame.kind == "trial"].set_index("trial").sort_index()
     assert trials.index.is_unique
     return {
