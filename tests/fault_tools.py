@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -49,6 +50,7 @@ class Job:
             text=True,
             env=env,
         )
+        self._agents: list[psutil.Process] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -88,12 +90,14 @@ class Job:
         return found
 
     def kill(self) -> None:
-        """SIGKILL of the driver alone; waits until everything below it is gone, too."""
-        below = self.children()
+        """SIGKILL of the driver alone; what holds slots or trains must go by itself, and soon."""
+        below = {process: _name(process) for process in self.children()}
         self.process.kill()
         self.process.wait(30)
-        _, alive = psutil.wait_procs(below, timeout=60)
-        assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
+        # Ray's agents look for their parent once in a while only.
+        self._agents += [p for p, name in below.items() if name.endswith("Agent")]
+        _, alive = psutil.wait_procs([p for p in below if p not in self._agents], timeout=60)
+        assert not alive, f"left behind: {[below[p] for p in alive]}"
 
     def stop(self, sign: int) -> int:
         """Sends a signal; the exit code."""
@@ -110,6 +114,15 @@ class Job:
         """Makes sure that nothing of it runs."""
         if self.process.poll() is None:
             self.kill()
+        for process in self._agents:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return (process.cmdline() or [""])[0]
+    return ""
 
 
 def study_of(home: Path) -> Path:
