@@ -33,7 +33,7 @@ postgres:
 
 # Known holes in what is pinned; needs the network.
 audit: $(VENV)/.ready
-	$(BIN)/python -m pip_audit --disable-pip --no-deps -r requirements.lock
+	$(BIN)/python -m pip_audit --strict --disable-pip --no-deps -r requirements.lock
 
 # Debian ships venv apart from python: installed when this is root's machine, named otherwise.
 $(VENV)/bin/python:

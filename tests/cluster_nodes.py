@@ -1,9 +1,10 @@
 """A head and two nodes for jobs: the commands and the environment of cluster.yaml on loopback, with ports and folders
-of their own; a pytest plugin named by the modules that use it.
+of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import pytest
 import yaml
 from cluster_fixtures import CLONE, ROOT, STORAGE, Config, environment
 from mlflow import MlflowClient
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from ray.util import get_node_ip_address
 
 BIN = Path(sys.executable).parent
 WORKERS = 2
@@ -79,13 +80,13 @@ class Nodes:
     environment: dict[str, str]
     folder: Path
 
-    def ray(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """A `ray` command of a user who sits in some other folder."""
+    def ray(self, *words: str, at_home: bool = True) -> subprocess.CompletedProcess[str]:
+        """A `ray` command, given in some other folder: of a user at home with the exported address, or on the head."""
         elsewhere = self.folder / "elsewhere"
         elsewhere.mkdir(exist_ok=True)
+        env = self.environment | ({"RAY_API_SERVER_ADDRESS": self.api} if at_home else {})
         command = [str(BIN / "ray"), *words]
-        env = self.environment | {"RAY_API_SERVER_ADDRESS": self.api}
-        return subprocess.run(command, env=env, cwd=elsewhere, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(command, env=env, cwd=elsewhere, capture_output=True, text=True, timeout=180)
 
     def submit(self, entrypoint: str) -> str:
         """The id of a job that was just submitted through the HTTP API."""
@@ -124,34 +125,37 @@ def node_commands(loaded: Config, ports: list[int], folder: Path) -> dict[str, s
     serve = next(command for command in loaded["head_start_ray_commands"] if "mlflow server" in command)
     gcs, dashboard, client, mlflow, *agents = ports
     common = (
-        f"--block --node-ip-address=127.0.0.1 --min-worker-port=0 --max-worker-port=0 --object-store-memory={10**8}"
+        f"--block --min-worker-port=0 --max-worker-port=0 --object-store-memory={10**8}"
     )
     starts["head"] = (
         starts["head"]
         .replace("--port=6379", f"--port={gcs}")
         .replace(
             "--autoscaling-config=~/ray_bootstrap_config.yaml",
-            f"--temp-dir={folder / 'r'} --dashboard-port={dashboard} --ray-client-server-port={client} "
+            f"--dashboard-port={dashboard} --ray-client-server-port={client} "
             f"--dashboard-agent-listen-port={agents[0]} {common}",
         )
     )
-    worker = starts.pop("worker").replace("$RAY_HEAD_IP:6379", f"127.0.0.1:{gcs}")
+    worker = starts.pop("worker").replace("$RAY_HEAD_IP:6379", f"{get_node_ip_address()}:{gcs}")
     for number, port in enumerate(agents[1:], start=1):
-        starts[f"worker{number}"] = f"{worker} --num-cpus=1 --dashboard-agent-listen-port={port} {common}"
+        # Nodes of one host that start at the same moment would choose the same sockets.
+        sockets = f"--raylet-socket-name={folder}/raylet{number} --plasma-store-socket-name={folder}/plasma{number}"
+        starts[f"worker{number}"] = f"{worker} --num-cpus=1 --dashboard-agent-listen-port={port} {sockets} {common}"
     own = {
         name: re.sub(r"--object-manager-port=\d+ ?", "", command).replace(CLONE, shlex.quote(str(ROOT)))
         for name, command in starts.items()
     }
     inner = re.search(r"\((MLFLOW_.*) > /tmp/mlflow.log", serve)
     assert inner
-    own["mlflow"] = "env " + inner[1].replace("setsid nohup ", "").replace("--port 5000", f"--port {mlflow}").replace(
+    served = "env " + inner[1].replace("setsid nohup ", "").replace("--port 5000", f"--port {mlflow}").replace(
         STORAGE, str(folder / "store")
     )
-    return own
+    return {"mlflow": served} | own
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+@contextlib.contextmanager
+def three_nodes() -> Iterator[Nodes]:
+    """A cluster of its own, with an MLflow server; whatever was started is ended."""
     folder = Path(tempfile.mkdtemp(prefix="b", dir="/tmp"))  # sockets lie below it, and their paths may have 107 bytes
     ports = free_ports(4 + 1 + WORKERS)
     token = secrets.token_hex(32)
@@ -164,16 +168,17 @@ def nodes() -> Iterator[Nodes]:
     env |= {
         "BISHOP_RAY_HOME": str(folder / "store"),
         "MLFLOW_TRACKING_URI": env["MLFLOW_TRACKING_URI"].replace("5000", str(ports[3])),
+        "RAY_TMPDIR": str(folder),
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         "PATH": f"{BIN}{os.pathsep}{env['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
-    here = Nodes(f"http://127.0.0.1:{ports[1]}", f"127.0.0.1:{ports[0]}", token, env, folder)
+    here = Nodes(f"http://127.0.0.1:{ports[1]}", f"{get_node_ip_address()}:{ports[0]}", token, env, folder)
     started: list[subprocess.Popen[bytes]] = []
     try:
         for name, command in node_commands(loaded, ports, folder).items():
             if name.startswith("worker"):
-                until(lambda: reachable(f"{here.api}/api/version"), 60, "the head")
+                until(lambda: reachable(f"{here.api}/api/version"), 120, "the head")
             with (folder / f"{name}.log").open("wb") as log:
                 started.append(
                     subprocess.Popen(
@@ -181,17 +186,15 @@ def nodes() -> Iterator[Nodes]:
                         env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True,
                     )
                 )  # fmt: skip
-        until(lambda: reachable(f"{env['MLFLOW_TRACKING_URI']}/health"), 90, "MLflow")
-        until(lambda: alive(here) == 1 + WORKERS, 60, "the workers")
+        until(lambda: reachable(f"{env['MLFLOW_TRACKING_URI']}/health"), 120, "MLflow")
+        until(lambda: alive(here) == 1 + WORKERS, 120, "the workers")
         yield here
+    except BaseException:
+        for log in sorted(folder.glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text('utf-8', 'replace')[-2000:]}")
+        raise
     finally:
-        for process in reversed(started):
-            process.send_signal(signal.SIGTERM)
-        for process in started:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # what this one has started, and nothing else
+        end(started)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -207,3 +210,14 @@ def alive(nodes: Nodes) -> int:
     """How many nodes have joined."""
     content = answer(f"{nodes.api}/nodes?view=summary", nodes.token)[1]
     return sum(node["raylet"].get("state") == "ALIVE" for node in content["data"]["summary"])
+
+
+def end(started: list[subprocess.Popen[bytes]]) -> None:
+    """Ends each process as Ctrl-C would, then what is left of its session."""
+    for process in reversed(started):
+        process.terminate()
+    for process in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

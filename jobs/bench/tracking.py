@@ -5,7 +5,8 @@
 A synthetic search makes the calls of a real one: 16 trials, four at a time, 200 epochs of 8 metrics. Each epoch is a
 fixed amount of Python that never gives the interpreter away, so that it competes with the tracker's own threads: the
 worst case, because real trials run in other processes. Sides in turn: no tracking, a SQLite file, a server (its own
-`mlflow server` with one worker on SQLite where --server names none). A second table sends the same search as fast as
+`mlflow server` with one worker on SQLite where --server names none). CPU seconds are of this process, all threads, the
+end included: they tell the cost where other load blurs wall times. A second table sends the same search as fast as
 MLflow takes it and counts what arrived.
 """
 
@@ -138,6 +139,7 @@ def compare(search: Search, uris: dict[str, str], repeats: int, folder: Path) ->
     """The search with each side in turn, every other round in reverse order; medians."""
     seconds: dict[str, list[float]] = {name: [] for name in uris}
     closing: dict[str, list[float]] = {name: [] for name in uris}
+    processor: dict[str, list[float]] = {name: [] for name in uris}
     latencies: dict[str, list[float]] = {name: [] for name in uris}
     for number in range(repeats + 1):
         for name in list(uris) if number % 2 else reversed(uris):
@@ -146,6 +148,7 @@ def compare(search: Search, uris: dict[str, str], repeats: int, folder: Path) ->
                 tracker = StudyTracker(uris[name], "bench", f"s{number}", folder=folder / f"{name}{number}")
                 tracker.parent_run_id()
             calls: list[float] = []
+            used = time.process_time()
             took = search.run(tracker, calls)
             before = time.perf_counter()
             if tracker and not tracker.close(timeout=300):
@@ -153,6 +156,7 @@ def compare(search: Search, uris: dict[str, str], repeats: int, folder: Path) ->
             if number:  # the first round imports and connects
                 seconds[name].append(took)
                 closing[name].append(time.perf_counter() - before)
+                processor[name].append(time.process_time() - used)
                 latencies[name] += calls
     return [
         {
@@ -160,6 +164,8 @@ def compare(search: Search, uris: dict[str, str], repeats: int, folder: Path) ->
             "seconds": statistics.median(seconds[name]),
             "ratio to off": statistics.median(seconds[name]) / statistics.median(seconds[_OFF]),
             "trials/s": search.trials / statistics.median(seconds[name]),
+            "CPU s": statistics.median(processor[name]),
+            "CPU ratio": statistics.median(processor[name]) / statistics.median(processor[_OFF]),
             "call median µs": statistics.median(latencies[name]) * 1e6 if latencies[name] else None,
             "call p99 µs": statistics.quantiles(latencies[name], n=100)[98] * 1e6 if latencies[name] else None,
             "call max µs": max(latencies[name]) * 1e6 if latencies[name] else None,
