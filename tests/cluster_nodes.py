@@ -124,9 +124,7 @@ def node_commands(loaded: Config, ports: list[int], folder: Path) -> dict[str, s
     }
     serve = next(command for command in loaded["head_start_ray_commands"] if "mlflow server" in command)
     gcs, dashboard, client, mlflow, *agents = ports
-    common = (
-        f"--block --min-worker-port=0 --max-worker-port=0 --object-store-memory={10**8}"
-    )
+    common = f"--block --min-worker-port=0 --max-worker-port=0 --object-store-memory={10**8}"
     starts["head"] = (
         starts["head"]
         .replace("--port=6379", f"--port={gcs}")
@@ -138,9 +136,7 @@ def node_commands(loaded: Config, ports: list[int], folder: Path) -> dict[str, s
     )
     worker = starts.pop("worker").replace("$RAY_HEAD_IP:6379", f"{get_node_ip_address()}:{gcs}")
     for number, port in enumerate(agents[1:], start=1):
-        # Nodes of one host that start at the same moment would choose the same sockets.
-        sockets = f"--raylet-socket-name={folder}/raylet{number} --plasma-store-socket-name={folder}/plasma{number}"
-        starts[f"worker{number}"] = f"{worker} --num-cpus=1 --dashboard-agent-listen-port={port} {sockets} {common}"
+        starts[f"worker{number}"] = f"{worker} --num-cpus=1 --dashboard-agent-listen-port={port} {common}"
     own = {
         name: re.sub(r"--object-manager-port=\d+ ?", "", command).replace(CLONE, shlex.quote(str(ROOT)))
         for name, command in starts.items()
@@ -177,17 +173,12 @@ def three_nodes() -> Iterator[Nodes]:
     started: list[subprocess.Popen[bytes]] = []
     try:
         for name, command in node_commands(loaded, ports, folder).items():
-            if name.startswith("worker"):
-                until(lambda: reachable(f"{here.api}/api/version"), 120, "the head")
-            with (folder / f"{name}.log").open("wb") as log:
-                started.append(
-                    subprocess.Popen(
-                        ["bash", "-c", command.replace("ray start", "exec ray start").replace("env ", "exec env ", 1)],
-                        env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True,
-                    )
-                )  # fmt: skip
+            started.append(start(command, env, folder / f"{name}.log"))
+            # One after the other: nodes of one host that start at the same moment choose the same sockets.
+            if name != "mlflow":
+                until(lambda: started[-1].poll() is not None or alive(here) == len(started) - 1, 120, name)
+                assert started[-1].poll() is None, f"{name} has ended"
         until(lambda: reachable(f"{env['MLFLOW_TRACKING_URI']}/health"), 120, "MLflow")
-        until(lambda: alive(here) == 1 + WORKERS, 120, "the workers")
         yield here
     except BaseException:
         for log in sorted(folder.glob("*.log")):
@@ -196,6 +187,15 @@ def three_nodes() -> Iterator[Nodes]:
     finally:
         end(started)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def start(command: str, env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """The command in a session of its own."""
+    line = re.sub("ray start|env MLFLOW", r"exec \g<0>", command)
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            ["bash", "-c", line], env=env, cwd=log.parent, stdout=file, stderr=file, start_new_session=True
+        )
 
 
 def reachable(url: str) -> int:
@@ -207,7 +207,9 @@ def reachable(url: str) -> int:
 
 
 def alive(nodes: Nodes) -> int:
-    """How many nodes have joined."""
+    """How many nodes have joined; none while nobody answers."""
+    if not reachable(f"{nodes.api}/api/version"):
+        return 0
     content = answer(f"{nodes.api}/nodes?view=summary", nodes.token)[1]
     return sum(node["raylet"].get("state") == "ALIVE" for node in content["data"]["summary"])
 
