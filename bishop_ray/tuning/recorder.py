@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import optuna
 from optuna.trial import Trial, TrialState
@@ -20,33 +20,18 @@ from ray.tune.schedulers import TrialScheduler
 
 from bishop_ray.config import Params
 from bishop_ray.errors import StorageFull
-from bishop_ray.training.groups import release_group
+from bishop_ray.training.groups import RESTARTS, release_group
 from bishop_ray.training.metrics import display
 from bishop_ray.training.trial import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
 from bishop_ray.training.worker import FAILURE, FULL
 from bishop_ray.tuning.progress import Progress, curves, error_reason
 from bishop_ray.tuning.scheduler import SCORE, replay
+from bishop_ray.tuning.told import TrialTracker
 from bishop_ray.tuning.trials import kept_models
 
 EARLY_STOPPED = "early-stopped"
 HANG_SECONDS = 60.0
 """The least that a trial over its time limit may be silent."""
-
-
-class TrialTracker(Protocol):
-    """What the recorder needs of the MLflow side."""
-
-    def trial_started(self, number: int, params: dict[str, Any]) -> None:
-        """A trial begins or goes on."""
-
-    def trial_reported(self, number: int, step: int, metrics: dict[str, float]) -> None:
-        """One epoch's numbers."""
-
-    def study_reported(self, step: int, metrics: dict[str, float]) -> None:
-        """The study's own curve over finished trials."""
-
-    def trial_finished(self, number: int, status: str, reason: str, summary: dict[str, float]) -> None:
-        """A trial ended: FINISHED, KILLED or FAILED."""
 
 
 class StudyRecorder(Callback):
@@ -60,6 +45,7 @@ class StudyRecorder(Callback):
         progress: Updated in place.
         listener: Called after each change.
         settings: What trials share: where they keep checkpoints, whether they use Ray Train worker groups.
+        again: Has a trial begun again that lost its process.
     """
 
     def __init__(
@@ -71,6 +57,7 @@ class StudyRecorder(Callback):
         progress: Progress,
         listener: Callable[[Progress], None],
         settings: TrialSettings,
+        again: Callable[[int], None],
     ) -> None:
         self._study = study
         self._asked = asked
@@ -81,9 +68,10 @@ class StudyRecorder(Callback):
         self._settings = settings
         self._running: dict[int, tuple[float, Any]] = {}
         self._past = {t.number: dict(t.intermediate_values) for t in study.get_trials(deepcopy=False)}
-        self._restarts: Counter[int] = Counter()
+        self._again = again
+        self._deaths: Counter[int] = Counter()
+        self._spent: defaultdict[int, float] = defaultdict(float)
         self._heard: dict[int, float] = {}
-        self._begun: dict[int, float] = {}
         self._given_up: dict[int, str] = {}
         self.stopping = EARLY_STOPPED
         """Why a trial that is stopped from now on is stopped."""
@@ -95,9 +83,9 @@ class StudyRecorder(Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial got its resources."""
         number = trial.config["number"]
-        self._heard[number] = self._begun[number] = time.monotonic()
         if number in self._running:
             return
+        self._heard[number] = time.monotonic()
         self._running[number] = (time.monotonic(), trial)
         replay(self._scheduler, trial, self._past.get(number, {}))
         self._tracker.trial_started(number, self._settings.all_params(trial.config["params"]))
@@ -133,30 +121,34 @@ class StudyRecorder(Callback):
         else:
             self._ended(trial, TrialState.PRUNED, self.stopping, result)
 
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial's process or node died; it goes on in another one."""
-        if self._settings.through_ray_train:
-            release_group(trial.trial_id)
-        number = trial.config["number"]
-        self._restarts[number] += 1
-        self._begun.pop(number, None)
-        self._changed(f"trial {number} lost its process or node and goes on from its checkpoint: {error_reason(trial)}")
-
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial cannot go on: its processes died too often, or it was given up."""
+        """A trial was given up, or its process or node died: then it goes on in another one, unless that is no use.
+
+        Tune's own restarts forget a trial whose process dies while it is being started.
+        """
         number = trial.config["number"]
         if reason := self._given_up.pop(number, ""):
             self._ended(trial, TrialState.FAIL, reason)
             return
-        died = f"its process died {self._restarts[number] + 1} times" if self._restarts[number] else ""
-        self._ended(trial, TrialState.FAIL, ": ".join(filter(None, (died, error_reason(trial)))))
+        reason = error_reason(trial)
+        if "preempt" not in reason.lower():
+            self._deaths[number] += 1
+        if self._deaths[number] > RESTARTS:
+            self._ended(trial, TrialState.FAIL, f"its process died {self._deaths[number]} times: {reason}")
+            return
+        if self._settings.through_ray_train:
+            release_group(trial.trial_id)
+        began, _ = self._running.pop(number, (time.monotonic(), None))
+        self._spent[number] += time.monotonic() - began
+        self._again(number)
+        words = f"trial {number} lost its process or node and goes on from its checkpoint: {reason}"
+        self._changed(words, running=-1)
 
     def overdue(self) -> list[tuple[Any, str]]:
         """Trials that hang, with the reason: over their limit, and silent for as long again."""
         found = []
-        for number, (_, trial) in self._running.items():
+        for number, (began, trial) in self._running.items():
             limit, now = float(trial.config["seconds"]), time.monotonic()
-            began = self._begun.get(number, now)  # none while it waits for another process
             silent = now - self._heard.get(number, began)
             grace = max(limit, HANG_SECONDS)
             if limit and number not in self._given_up and min(silent, now - began - limit) > grace:
@@ -205,7 +197,7 @@ class StudyRecorder(Callback):
     def _end(self, number: int, state: TrialState, reason: str, result: dict[str, Any]) -> None:
         # A trial that ended is never resumed: 200 checkpoints would fill a disk.
         shutil.rmtree(trial_folder(self._settings, number), ignore_errors=True)
-        seconds = time.monotonic() - self._running.pop(number, (time.monotonic(), None))[0]
+        seconds = self._spent[number] + time.monotonic() - self._running.pop(number, (time.monotonic(), None))[0]
         asked = self._asked[number]
         asked.set_user_attr("reason", reason)
         asked.set_user_attr("seconds", round(seconds, 3))

@@ -50,10 +50,6 @@ class Recorders(Callback):
         """A trial ended by itself or was stopped."""
         self._tell("on_trial_complete", iteration, trials, trial, **info)
 
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial's process or node died; it goes on in another one."""
-        self._tell("on_trial_recover", iteration, trials, trial, **info)
-
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial cannot go on."""
+        """A trial's process or node died, or it was given up."""
         self._tell("on_trial_error", iteration, trials, trial, **info)

@@ -39,8 +39,21 @@ class Asha(AsyncHyperBandScheduler):
         super().__init__(**options)
         self._to_stop: set[str] = set()
 
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """A trial joins a bracket, or comes back to it: one that lost its process is a new trial of Tune's."""
+        super().on_trial_add(tune_controller, _named(trial))
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """A trial ended."""
+        super().on_trial_complete(tune_controller, _named(trial), result)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        """A trial left before it ran."""
+        super().on_trial_remove(tune_controller, _named(trial))
+
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """STOP or CONTINUE; a trial that ends by itself is not stopped, since it still has its model to save."""
+        trial = _named(trial)
         if result.get(STOP_REASON):
             super().on_trial_result(tune_controller, trial, result)
             return str(TrialScheduler.CONTINUE)
@@ -50,6 +63,12 @@ class Asha(AsyncHyperBandScheduler):
                 return decision
             self._to_stop.add(trial.trial_id)
         return TrialScheduler.STOP
+
+
+def _named(trial: Any) -> Any:
+    """The trial under its number in the study, which stays, in place of Tune's id."""
+    config = getattr(trial, "config", None)
+    return SimpleNamespace(trial_id=f"trial-{config['number']}") if config else trial
 
 
 class PerModel(FIFOScheduler):

@@ -16,7 +16,6 @@ from bishop_ray.config import Params, StudyConfig
 from bishop_ray.errors import StorageFull
 from bishop_ray.tracking import StudyTracker
 from bishop_ray.training.disk import is_full
-from bishop_ray.training.groups import RESTARTS
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import train_driver
 from bishop_ray.tuning.cluster import cluster_nodes
@@ -98,7 +97,9 @@ def make_family(
     progress = Progress(config.trials, config.metric, count_states(opened.study), best[1] if best else None)
     asker = StudyAsker(opened.study, space, sampler_factory(config, startup))
     scheduler = make_scheduler(config, opened.study)
-    recorder = StudyRecorder(opened.study, asker.asked, scheduler, tracker, progress, listener, settings)
+    recorder = StudyRecorder(
+        opened.study, asker.asked, scheduler, tracker, progress, listener, settings, asker.interrupted.append
+    )
     placement = Placement(settings, prepared.data, cluster_nodes() if nodes is None else nodes)
     return Family(config, prepared, opened, settings, tracker, progress, asker, scheduler, recorder, placement)
 
@@ -114,7 +115,7 @@ def run_search(
 ) -> None:
     """Runs trials until `total` exist or the search is over.
 
-    A trial whose process or node dies goes on in another one, `RESTARTS` times; other failures are final.
+    A trial whose process or node dies goes on in another one (`StudyRecorder.on_trial_error`).
 
     Args:
         families: The models' studies.
@@ -154,7 +155,7 @@ def run_search(
                     askers, races, slots, total, limit, places, families[0].placement.nodes, refuse, kills
                 ),
                 scheduler=scheduler,
-                num_samples=total - ended,
+                num_samples=-1,  # the searcher knows when to end; a trial may need several of Tune's
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
@@ -163,7 +164,6 @@ def run_search(
                 callbacks=[callback],
                 verbose=0,
                 stop=Watch(scheduler, recorders, callback, over),
-                failure_config=tune.FailureConfig(max_failures=RESTARTS),
             ),
         ).fit()
         for family in families:
