@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from mlflow.tracking import MlflowClient
-from team_server import ROOT, USER, TeamServer, free_port
+from team_server import ROOT, USER, TeamServer, free_port, postgres_bin
 
 from bishop_ray.tracking import StudyTracker, check_tracking, runs_frame
 
@@ -30,17 +30,18 @@ METRICS = ("epoch/train_loss", "epoch/best_val_score", "layers/alpha/encoder.0")
 @pytest.fixture(scope="module")
 def team() -> Iterator[TeamServer]:
     """A running server, in a folder that is short enough for a socket's address."""
+    postgres_bin()  # or the test is skipped, before anything is made
     place = Path(tempfile.mkdtemp(prefix="team-", dir="/tmp"))
     if not os.getuid():
         shutil.chown(place, USER)
+    server = TeamServer(place / "mlflow")
     try:
-        server = TeamServer(place / "mlflow")
         server.start()
         yield server
-        done = server.command("stop")
-        assert done.returncode == 0, done.stdout + done.stderr
     finally:
+        done = server.command("stop")
         shutil.rmtree(place, ignore_errors=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def value(study: int, trial: int, epoch: int, metric: int) -> float:

@@ -1,13 +1,12 @@
 """What recording a search in MLflow costs it: seconds, latency of a call, metrics per second.
 
-    python jobs/bench/tracking.py [--trials 16] [--epochs 200] [--epoch-ms 2] [--server http://HOST:PORT]
+    python jobs/bench/tracking.py [--trials 16] [--epochs 200] [--epoch-ms 10] [--server http://HOST:PORT]
 
-A synthetic search makes the calls of a real one: 16 trials, four at a time, 200 epochs of 8 metrics. Each epoch is a
-fixed amount of Python that never gives the interpreter away, so that it competes with the tracker's own threads: the
-worst case, because real trials run in other processes. Sides in turn: no tracking, a SQLite file, a server (its own
-`mlflow server` with one worker on SQLite where --server names none). CPU seconds are of this process, all threads, the
-end included: they tell the cost where other load blurs wall times. A second table sends the same search as fast as
-MLflow takes it and counts what arrived.
+A synthetic search makes the calls of a real one: trials of 200 epochs with 8 metrics each, two at a time in processes
+of their own. An epoch is a fixed amount of Python; then the trial reports and waits until this process has told the
+tracker, as a trial waits for Tune. Sides in turn: no tracking, a SQLite file, a server (its own `mlflow server` with
+one worker on SQLite where --server names none). CPU seconds are of this process, all threads, the end included. A
+second table sends the same calls as fast as MLflow takes them and counts what arrived.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -30,66 +30,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Row, command, machine, parser, publish, start, versions
+from synthetic import METRICS, Search, end_trial, processes, report, start_trial, turns_of
 
 from bishop_ray import cli
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import StudyTracker, check_tracking, runs_frame
 from bishop_ray.tracking.store import open_client
 
-SLOTS = 4
-METRICS = ("train_loss", "val_score", "best_val_score", "lr", "seconds", "rows_per_second", "grad_norm", "penalty")
+SLOTS = 2
 _OFF = "off"
-
-
-class Search:
-    """The calls of a search.
-
-    Args:
-        trials: Trials in all.
-        epochs: Epochs of each.
-        spins: Turns of a loop that an epoch stands for.
-    """
-
-    def __init__(self, trials: int, epochs: int, spins: int) -> None:
-        self.trials, self.epochs, self.spins = trials, epochs, spins
-
-    def run(self, tracker: StudyTracker | None, latencies: list[float]) -> float:
-        """Seconds from the first trial's start to the last one's end, as the search sees it."""
-        began = time.perf_counter()
-        for first in range(0, self.trials, SLOTS):
-            numbers = range(first, min(first + SLOTS, self.trials))
-            for number in numbers:
-                if tracker:
-                    tracker.trial_started(number, {"model": {"width": number}, "train": {"lr": 1e-3}})
-            for epoch in range(1, self.epochs + 1):
-                for number in numbers:
-                    spin(self.spins)
-                    if tracker:
-                        metrics = {f"epoch/{name}": epoch / (number + 3) for name in METRICS}
-                        before = time.perf_counter()
-                        tracker.trial_reported(number, epoch, metrics)
-                        latencies.append(time.perf_counter() - before)
-            for number in numbers:
-                if tracker:
-                    tracker.trial_finished(number, "FINISHED", "max epochs", {"seconds": 1.0})
-        return time.perf_counter() - began
-
-
-def spin(turns: int) -> None:
-    """Works without giving the interpreter away of its own accord."""
-    while turns:
-        turns -= 1
-
-
-def turns_of(milliseconds: float) -> int:
-    """Turns of `spin` that take so long here, by the fastest of twenty."""
-    trial = 100_000
-    seconds = []
-    for _ in range(20):
-        before = time.perf_counter()
-        spin(trial)
-        seconds.append(time.perf_counter() - before)
-    return int(trial * milliseconds / 1000 / min(seconds))
 
 
 @contextlib.contextmanager
@@ -145,7 +94,9 @@ def compare(search: Search, uris: dict[str, str], repeats: int, folder: Path) ->
         for name in list(uris) if number % 2 else reversed(uris):
             tracker = None
             if name != _OFF:
-                tracker = StudyTracker(uris[name], "bench", f"s{number}", folder=folder / f"{name}{number}")
+                # A name of its own: a server that has been measured before has its runs.
+                study = uuid.uuid4().hex
+                tracker = StudyTracker(uris[name], "bench", study, folder=folder / study)
                 tracker.parent_run_id()
             calls: list[float] = []
             used = time.process_time()
@@ -165,10 +116,9 @@ def compare(search: Search, uris: dict[str, str], repeats: int, folder: Path) ->
             "ratio to off": statistics.median(seconds[name]) / statistics.median(seconds[_OFF]),
             "trials/s": search.trials / statistics.median(seconds[name]),
             "CPU s": statistics.median(processor[name]),
-            "CPU ratio": statistics.median(processor[name]) / statistics.median(processor[_OFF]),
-            "call median µs": statistics.median(latencies[name]) * 1e6 if latencies[name] else None,
-            "call p99 µs": statistics.quantiles(latencies[name], n=100)[98] * 1e6 if latencies[name] else None,
-            "call max µs": max(latencies[name]) * 1e6 if latencies[name] else None,
+            "CPU ms/epoch": 1000 * statistics.median(processor[name]) / (search.trials * search.epochs),
+            "call median µs": statistics.median(latencies[name]) * 1e6,
+            "call p99 µs": statistics.quantiles(latencies[name], n=100)[98] * 1e6,
             "close s": statistics.median(closing[name]) if name != _OFF else None,
         }
         for name in uris
@@ -177,11 +127,15 @@ def compare(search: Search, uris: dict[str, str], repeats: int, folder: Path) ->
 
 def drain(search: Search, name: str, uri: str, folder: Path) -> Row:
     """The same search without work: what MLflow takes in a second, and whether it has all of it."""
-    experiment = f"drain {name}"
+    experiment = f"bench {uuid.uuid4().hex}"
     tracker = StudyTracker(uri, experiment, "s", folder=folder / f"drain-{name}")
     tracker.parent_run_id()
     began = time.perf_counter()
-    Search(search.trials, search.epochs, 0).run(tracker, [])
+    for number in range(search.trials):
+        start_trial(tracker, number)
+        for epoch in range(1, search.epochs + 1):
+            report(tracker, number, epoch, [])
+        end_trial(tracker, number)
     if not tracker.close(timeout=600):
         raise UserError(f"{name}: MLflow did not take everything")
     seconds = time.perf_counter() - began
@@ -197,8 +151,8 @@ def drain(search: Search, name: str, uri: str, folder: Path) -> Row:
 
 def measure(args: argparse.Namespace, folder: Path) -> list[Row]:
     """Both tables' rows."""
-    search = Search(args.trials, args.epochs, turns_of(args.epoch_ms))
     with contextlib.ExitStack() as stack:
+        search = Search(args.trials, args.epochs, turns_of(args.epoch_ms), stack.enter_context(processes(SLOTS)))
         server = args.server or stack.enter_context(own_server(folder))
         uris = {_OFF: "", "sqlite": f"sqlite:///{folder}/mlflow.db", "server": server}
         for uri in list(uris.values())[1:]:
@@ -209,10 +163,10 @@ def measure(args: argparse.Namespace, folder: Path) -> list[Row]:
 
 def main() -> int:
     """Measures and prints."""
-    built = parser(__doc__, repeats=5)
+    built = parser(__doc__, repeats=3)
     built.add_argument("--trials", type=cli.positive_int, default=16, metavar="N", help="trials of a search (16)")
     built.add_argument("--epochs", type=cli.positive_int, default=200, metavar="N", help="epochs of a trial (200)")
-    built.add_argument("--epoch-ms", type=cli.positive_int, default=2, metavar="MS", help="work of an epoch (2)")
+    built.add_argument("--epoch-ms", type=cli.positive_int, default=10, metavar="MS", help="work of an epoch (10)")
     built.add_argument("--server", default="", metavar="URI", help="an MLflow server (one of its own)")
     args = built.parse_args()
     device = start(args)
