@@ -168,9 +168,9 @@ class StudyConfig:
     resources: Resources = Resources()
     max_concurrent: int = 1
     storage: str = ""
-    tracking_uri: str = ""
+    tracking_uri: str = field(default="", repr=False)
     time_budget: float = 0.0
-    study_db: str = ""
+    study_db: str = field(default="", repr=False)
     trial_limit: float = 0.0
     fresh: bool = False
     refit: bool = False

@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,11 @@ class Nodes:
     token: str
     environment: dict[str, str]
     folder: Path
+    started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def kill(self, node: str) -> None:
+        """Takes a node's power away."""
+        os.killpg(self.started[node].pid, signal.SIGKILL)
 
     def ray(self, *words: str, at_home: bool = True) -> subprocess.CompletedProcess[str]:
         """A `ray` command, given in some other folder: of a user at home with the exported address, or on the head."""
@@ -104,10 +109,16 @@ class Nodes:
 
     def trials(self, study: str) -> list[str]:
         """States of the study's trials, from its journal."""
+        return [trial.state.name for trial in self._study(study)]
+
+    def reports(self, study: str) -> dict[int, int]:
+        """Reports by trial."""
+        return {trial.number: len(trial.intermediate_values) for trial in self._study(study)}
+
+    def _study(self, study: str) -> list[optuna.trial.FrozenTrial]:
         journal = self.folder / "store" / "studies" / study / "optuna.journal"
         storage = JournalStorage(JournalFileBackend(str(journal)))
-        loaded = optuna.load_study(storage=storage, study_name=study)
-        return [trial.state.name for trial in loaded.trials]
+        return optuna.load_study(storage=storage, study_name=study).trials
 
     def runs(self) -> list[str]:
         """States of all runs, from the MLflow server."""
@@ -170,14 +181,14 @@ def three_nodes() -> Iterator[Nodes]:
         "OMP_NUM_THREADS": "1",
     }
     here = Nodes(f"http://127.0.0.1:{ports[1]}", f"{get_node_ip_address()}:{ports[0]}", token, env, folder)
-    started: list[subprocess.Popen[bytes]] = []
+    started = here.started
     try:
         for name, command in node_commands(loaded, ports, folder).items():
-            started.append(start(command, env, folder / f"{name}.log"))
+            started[name] = start(command, env, folder / f"{name}.log")
             # One after the other: nodes of one host that start at the same moment choose the same sockets.
             if name != "mlflow":
-                until(lambda: started[-1].poll() is not None or alive(here) == len(started) - 1, 120, name)
-                assert started[-1].poll() is None, f"{name} has ended"
+                until(lambda n=name: started[n].poll() is not None or alive(here) == len(started) - 1, 120, name)
+                assert started[name].poll() is None, f"{name} has ended"
         until(lambda: reachable(f"{env['MLFLOW_TRACKING_URI']}/health"), 120, "MLflow")
         yield here
     except BaseException:
@@ -185,7 +196,7 @@ def three_nodes() -> Iterator[Nodes]:
             print(f"--- {log.name}\n{log.read_text('utf-8', 'replace')[-2000:]}")
         raise
     finally:
-        end(started)
+        end(list(started.values()))
         shutil.rmtree(folder, ignore_errors=True)
 
 

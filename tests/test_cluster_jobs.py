@@ -6,10 +6,12 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from cluster_nodes import BIN, WORKERS, Nodes, answer, three_nodes, until
+from fault_tools import TABLE
 
 pytestmark = pytest.mark.faults
 
@@ -82,3 +84,28 @@ def test_without_the_token_nothing_is_answered(nodes: Nodes) -> None:
     command = [str(BIN / "ray"), "job", "list", "--address", nodes.api]
     assert subprocess.run(command, env=bare, capture_output=True, timeout=60).returncode != 0
     assert nodes.ray("job", "list").returncode == 0
+
+
+def test_a_node_killed_half_way_loses_no_trial(nodes: Nodes) -> None:
+    """The last one: a node is gone afterwards."""
+    before = len(nodes.runs())
+    job = nodes.submit(f"{TUNE} --dataset breast_cancer --seed 2 --trials 6 --max-epochs 6 --eval-seeds 1")
+    until(lambda: "started" in nodes.log(job), 90, "a trial")
+    until(lambda: sum(nodes.reports("breast_cancer-bishop-s2").values()) >= 3, 120, "reports")
+    nodes.kill("worker1")
+    until(lambda: nodes.state(job) in ("FAILED", "SUCCEEDED", "STOPPED"), 300, "the end")
+    log = nodes.log(job)
+    assert nodes.state(job) == "SUCCEEDED", log
+    assert "lost its process or node and goes on from its checkpoint" in log, log
+    states = Counter(nodes.trials("breast_cancer-bishop-s2"))
+    runs = Counter(nodes.runs()[: -before or None])
+    TABLE.append(
+        {
+            "fault": "a node of three killed (SIGKILL), 2 slots", "asked": 6, "finished": states["COMPLETE"],
+            "early-stopped": states["PRUNED"], "failed": states["FAIL"], "lost": 6 - states.total(), "duplicated": 0,
+            "MLflow runs": ", ".join(f"{count} {status}" for status, count in sorted(runs.items())),
+        }
+    )  # fmt: skip
+    assert states["COMPLETE"] + states["PRUNED"] == states.total() == 6
+    assert runs.total() == 7
+    assert "RUNNING" not in runs

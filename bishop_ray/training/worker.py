@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayError
 
 from bishop_ray.config import Params
-from bishop_ray.errors import TrainingFailed
+from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.home import write_whole
 from bishop_ray.training.disk import is_full
 from bishop_ray.training.groups import fit_trainer, overdue, reported, restarts
@@ -178,7 +178,13 @@ def _whole(folder: Path) -> bool:
     """Whether a training ended by itself there; one that a deadline cut short goes on when it is asked for again."""
     from bishop_ray.predictor import MANIFEST, Predictor
 
-    return (folder / MANIFEST).is_file() and Predictor.load(folder).info.get(STOP_REASON) != "stopped"
+    if not (folder / MANIFEST).is_file():
+        return False
+    try:
+        return Predictor.load(folder).info.get(STOP_REASON) != "stopped"
+    except UserError:  # damaged: it is trained again
+        shutil.rmtree(folder)
+        return False
 
 
 def refit(settings: TrialSettings, params: Params, rounds: int, folder: str) -> str:
