@@ -179,10 +179,11 @@ def studies(
 def reports(model: str) -> int:
     """How often a full training of a model of another library reports, 0 for networks, which report every epoch."""
     from bishop_ray.models import model_class, not_installed
-    from bishop_ray.models.base import Estimator
 
     if MODELS[model].kind == "network" or not_installed(model):
         return 0
+    from bishop_ray.models.base import Estimator
+
     found = model_class(model)
     return found.reports if issubclass(found, Estimator) else 0
 

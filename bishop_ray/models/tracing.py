@@ -31,6 +31,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at_start: Bytes that were noted before the first operation.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would guard the mode against its compiler, whose import takes a second; nothing compiles in here."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.live = self.peak = self.at_start = 0

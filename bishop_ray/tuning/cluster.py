@@ -73,6 +73,7 @@ def connect(address: str = "") -> Cluster:
                 # Processes of an own Ray inherit the environment. A runtime environment in its place would have the
                 # trials start in new processes, beside the idle ones that Ray has waiting: seconds on few cores.
                 os.environ.update(_import_path())
+                os.environ.setdefault("RAY_preload_python_modules", "torch,ray.tune")  # in the waiting processes
                 with on_loopback():
                     ray.init(address="local", include_dashboard=False, **options)
         except (ConnectionError, ValueError) as error:

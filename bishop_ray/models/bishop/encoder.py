@@ -52,10 +52,11 @@ class PatchMerge(nn.Module):
     @staticmethod
     def _source(n_patches: int, n_merge: int) -> Tensor:
         """Which patch stands at each place after repeating or filling."""
+        # Lists: on the meta device, where costs are predicted, tensor arithmetic of this kind imports for a second.
         if n_patches < n_merge:
-            return torch.arange(n_merge) % n_patches
+            return torch.tensor([place % n_patches for place in range(n_merge)])
         missing = -n_patches % n_merge
-        return torch.cat([torch.arange(n_patches), torch.arange(n_patches - missing, n_patches)])
+        return torch.tensor([*range(n_patches), *range(n_patches - missing, n_patches)])
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, A, P, D) -> (B, A, ceil(P/r), D)."""
