@@ -4,7 +4,7 @@
 
 Trials only sleep; everything else is the product: Tune with ASHA, TPE, the journal, a saved model per trial, and MLflow
 behind a server of its own on a free loopback port (SQLite behind it; with ``--no-server`` SQLite directly). The
-driver's unique memory (USS) is taken when a tenth of the trials have ended and at the end. Storage time is what the
+driver's unique memory (USS) is taken when a tenth of the trials and when all have ended. Storage time is what the
 driver spends inside reads and writes of the journal.
 """
 
@@ -63,10 +63,10 @@ class StorageClock:
 
 
 class Watcher:
-    """Notes the driver's unique memory when a tenth of the trials have ended."""
+    """Notes the driver's unique memory when a tenth of the trials, and when all have ended."""
 
     def __init__(self, trials: int) -> None:
-        self._early, self.early, self.ended = trials // 10, 0, 0
+        self._early, self._late, self.early, self.late, self.ended = trials // 10, trials, 0, 0, 0
         self.began = time.perf_counter()
         self.first = 0.0
 
@@ -77,6 +77,8 @@ class Watcher:
             self.ended = progress.finished
             if self.ended == self._early:
                 self.early = unique()
+            if self.ended == self._late:
+                self.late = unique()
 
 
 def unique() -> int:
@@ -149,7 +151,7 @@ def main() -> int:
             config = replace(config, tracking_uri=stack.enter_context(server(folder)))
         storage, watcher = StorageClock(), Watcher(args.trials)
         run_study(config, watcher)
-        seconds, late = time.perf_counter() - watcher.first, unique()
+        seconds, late = time.perf_counter() - watcher.first, watcher.late
         runs, values, statuses = written(config.tracking_uri, "epoch/val_score")
         size, files = left(folder / "store")
         expected = args.trials * sleeper.Sleeper.reports
