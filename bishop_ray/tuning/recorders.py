@@ -49,7 +49,17 @@ class Recorders(Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial ended by itself or was stopped."""
         self._tell("on_trial_complete", iteration, trials, trial, **info)
+        _forget(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial's process or node died, or it was given up."""
         self._tell("on_trial_error", iteration, trials, trial, **info)
+        _forget(trial)
+
+
+def _forget(trial: Any) -> None:
+    """Frees the averages that Tune keeps of every metric of every trial: most of what a driver would grow by."""
+    metadata = trial.run_metadata
+    metadata.metric_analysis.clear()
+    metadata.metric_n_steps.clear()
+    metadata.invalidate_cache()
