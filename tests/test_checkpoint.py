@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -95,14 +97,24 @@ def test_foreign_checkpoint_is_refused(tmp_path):
 def test_checkpoint_survives_a_crash_while_writing(tmp_path, monkeypatch):
     fit(stop_at=2, checkpoint_to=tmp_path)
     good = (tmp_path / FILE).read_bytes()
-    (tmp_path / f"{FILE}.new").write_bytes(good[: len(good) // 2])  # what a kill while writing leaves
+    left = tmp_path / f"{FILE}.node-7.new"  # by a kill while writing
+    left.write_bytes(good[: len(good) // 2])
+    os.utime(left, (0, 0))
     assert fit(resume_from=tmp_path)[2][0].epoch == 3
 
     def full_disk(*_: object) -> None:
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
+    def broken_disk(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    whole = fit(resume_from=tmp_path)
     monkeypatch.setattr(checkpoint_module, "save_file", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    without = fit(resume_from=tmp_path, checkpoint_to=tmp_path)
+    assert numbers(without[2]) == numbers(whole[2]), "training goes on without a checkpoint"
+    assert (tmp_path / FILE).read_bytes() == good
+    monkeypatch.setattr(checkpoint_module, "save_file", broken_disk)
+    with pytest.raises(OSError, match="Input/output"):
         fit(resume_from=tmp_path, checkpoint_to=tmp_path)
     assert (tmp_path / FILE).read_bytes() == good
     monkeypatch.undo()

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 FILE = "last.safetensors"
 FORMAT = 1
+ABANDONED_SECONDS = 60.0
+"""Nobody takes so long to write a checkpoint."""
 SHARE = 20
 """A save is due when training lasted this many times as long as the save before: about 5 % of the time."""
 
@@ -106,6 +109,10 @@ def save_state(
         os.replace(new, folder / FILE)
     finally:
         new.unlink(missing_ok=True)
+    for left in folder.glob(f"{FILE}.*new"):  # of processes that were killed while they wrote
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                left.unlink()
     _flush(folder)
 
 
