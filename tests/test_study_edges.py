@@ -52,6 +52,7 @@ def test_one_process_per_study(config: StudyConfig) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_fresh_start_ends_the_runs_of_a_killed_study(ray_here: Cluster, config: StudyConfig) -> None:
     tracker = unclosed(config)
     tracker.trial_started(0, {"lr": 1})
@@ -61,6 +62,7 @@ def test_fresh_start_ends_the_runs_of_a_killed_study(ray_here: Cluster, config: 
     assert statuses(config) == ["FINISHED", "FINISHED", "KILLED", "KILLED"]
 
 
+@pytest.mark.slow
 def test_finished_study_ends_runs_left_open_by_a_kill_at_the_very_end(ray_here: Cluster, config: StudyConfig) -> None:
     config = replace(config, trials=1, max_epochs=1)
     run_study(config)
@@ -70,6 +72,7 @@ def test_finished_study_ends_runs_left_open_by_a_kill_at_the_very_end(ray_here: 
     assert statuses(config) == ["FINISHED", "FINISHED"]
 
 
+@pytest.mark.slow
 def test_more_seeds_evaluate_the_same_winner_again(ray_here: Cluster, config: StudyConfig) -> None:
     config = replace(config, trials=1, max_epochs=1)
     one = run_study(config)
@@ -80,6 +83,7 @@ def test_more_seeds_evaluate_the_same_winner_again(ray_here: Cluster, config: St
     assert opened(config).test_openings == 2
 
 
+@pytest.mark.slow
 def test_unexpected_error_ends_one_study_not_the_suite(ray_here: Cluster, config: StudyConfig) -> None:
     def listener(study: StudyConfig, progress: Progress) -> None:
         if study.seed == 1:

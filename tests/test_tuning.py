@@ -133,6 +133,7 @@ def interrupt_at(event: str):
     return listener
 
 
+@pytest.mark.slow
 def test_diverged_trial_is_failed_with_its_reason(ray_here: Cluster, config: StudyConfig, tmp_path: Path) -> None:
     space = tmp_path / "wild.yaml"
     space.write_text(SPACE.replace("lr: {float: [1.0e-3, 1.0e-2], log: true}", "lr: {choice: [5.0e-3, 1.0e+30]}"))
@@ -159,6 +160,7 @@ def test_diverged_trial_is_failed_with_its_reason(ray_here: Cluster, config: Stu
     assert not (runs_frame(config.tracking_uri, "iris")["status"] == "RUNNING").any()
 
 
+@pytest.mark.slow
 def test_a_dataset_that_fails_does_not_stop_the_others(ray_here: Cluster, config: StudyConfig, tmp_path: Path) -> None:
     gone = table_ref(tmp_path)
     Path(gone.locator).unlink()
