@@ -48,6 +48,10 @@ def tune(args: argparse.Namespace) -> int:
     from bishop_ray.tuning.shared import check_shared
 
     uri = tracking_uri(args.tracking_uri)
+    if args.study_db:
+        from bishop_ray.tuning.store import open_database
+
+        open_database(args.study_db)
     configs = studies(args, refs, models, storage, uri, None)
     # A single bad table is answered before anything is started.
     loaded = load(configs[0]) if len(refs) == 1 else None

@@ -148,13 +148,22 @@ def _storage(config: StudyConfig) -> BaseStorage:
     """The journal in the study's folder, or the database that the user names where a folder cannot be appended to."""
     if not config.study_db:
         return open_journal(study_folder(config) / JOURNAL)
+    return open_database(config.study_db)
+
+
+def open_database(url: str) -> RDBStorage:
+    """The database of ``--study-db``; Optuna makes its tables when they are missing.
+
+    Raises:
+        UserError: It cannot be opened, or its driver is not installed; the message shows no password.
+    """
     try:
-        return RDBStorage(config.study_db, engine_kwargs={"pool_pre_ping": True})
+        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     except ImportError as error:
         raise UserError(f"--study-db: its driver is not installed ({error})") from None
     except Exception as error:  # SQLAlchemy's, the driver's or Optuna's
-        shown, text = public_uri(config.study_db), f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(f"--study-db: cannot open {shown}: {text.replace(config.study_db, shown)}") from None
+        shown, text = public_uri(url), f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"--study-db: cannot open {shown}: {text.replace(url, shown)}") from None
 
 
 def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenStudy:
