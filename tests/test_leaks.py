@@ -17,7 +17,7 @@ from bishop_ray.config import Resources, StudyConfig
 from bishop_ray.data.split import SplitProtocol
 from bishop_ray.data.suites import embedded_ref
 from bishop_ray.tracking import check_tracking
-from bishop_ray.tuning.cluster import QUIET
+from bishop_ray.tuning.cluster import QUIET, _own_token
 from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.study import run_study
 
@@ -40,6 +40,7 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("RAY_TMPDIR", folder)
     for name, value in QUIET.items():
         monkeypatch.setenv(name, os.environ.get(name, value))
+    _own_token()  # Ray would write one to the home folder
     options = {"include_dashboard": request.param != "no dashboard", "_temp_dir": folder, "num_cpus": 2}
     ray.init(address="local", log_to_driver=False, **options)
     if "stale" in request.param:  # what a killed driver leaves; Ray's State API then asks an address where nobody is

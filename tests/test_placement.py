@@ -22,7 +22,15 @@ from bishop_ray.errors import UserError
 from bishop_ray.tracking import runs_frame
 from bishop_ray.training.cards import smallest_gpu
 from bishop_ray.training.trial import StudyData, TrialSettings
-from bishop_ray.tuning.cluster import QUIET, Cluster, cluster_nodes, concurrency, shared_slots, trial_resources
+from bishop_ray.tuning.cluster import (
+    QUIET,
+    Cluster,
+    _own_token,
+    cluster_nodes,
+    concurrency,
+    shared_slots,
+    trial_resources,
+)
 from bishop_ray.tuning.placement import CONTEXT, COPIES, LIBRARY, SAFETY, Placement
 from bishop_ray.tuning.prepare import load
 from bishop_ray.tuning.race import Race
@@ -355,7 +363,7 @@ def small_ray() -> Iterator[tuple[Node, ...]]:
     import ray
 
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)
+    _own_token()
     path = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     ray.init(
         address="local", include_dashboard=False, num_cpus=2, num_gpus=1, _memory=MEMORY, log_to_driver=False,
