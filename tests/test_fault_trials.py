@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import unruly
@@ -19,6 +20,7 @@ from bishop_ray.errors import StorageFull
 from bishop_ray.models import MODELS
 from bishop_ray.tracking import check_tracking, runs_frame
 from bishop_ray.training.groups import RESTARTS
+from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.store import read_study, study_folder
 from bishop_ray.tuning.study import run_study
 
@@ -96,3 +98,39 @@ def test_no_space_ends_the_study_and_loses_nothing(ray_here: None, tmp_path: Pat
     result = run_study(config)
     assert result.trials == {"complete": 3}
     assert sorted(runs_frame(config.tracking_uri, "iris")["status"]) == ["FINISHED"] * 4
+
+
+def test_no_space_in_the_final_evaluation_is_the_same_line(ray_here: None, tmp_path: Path) -> None:
+    config = study(tmp_path, "full at the end")
+    with pytest.raises(StorageFull, match="the same command goes on"):
+        run_study(config)
+    assert [t.state for t in read_study(study_folder(config)).trials] == [TrialState.COMPLETE]
+    assert "RUNNING" not in set(runs_frame(config.tracking_uri, "iris")["status"])
+    (tmp_path / "freed").touch()
+    assert run_study(config).trials == {"complete": 1}
+    assert sorted(runs_frame(config.tracking_uri, "iris")["status"]) == ["FINISHED"] * 2
+
+
+def test_a_trial_that_waits_says_for_what(ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr("bishop_ray.tuning.watch.PENDING_SECONDS", 2.0)
+
+    @ray.remote(num_cpus=ray.cluster_resources()["CPU"])
+    class Holder:
+        def ready(self) -> bool:
+            return True
+
+    holder: list[Any] = [Holder.remote()]
+    assert ray.get(holder[0].ready.remote())
+    said: list[str] = []
+
+    def listener(progress: Progress) -> None:
+        if "waits for" in progress.last:
+            said.append(progress.last)
+            while holder:
+                ray.kill(holder.pop())
+
+    result = run_study(study(tmp_path, "fine"), listener)
+    assert said[0] == "trial 0 waits for 0.5 CPU (0 CPU free)"
+    assert result.trials == {"complete": 1}

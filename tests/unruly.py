@@ -16,7 +16,7 @@ from bishop_ray.models import MODELS, ModelInfo
 from bishop_ray.models.base import Array, Estimator
 
 NAME = "unruly"
-WAYS = ("fine", "raises", "memory", "dies", "dies once", "hangs", "full")
+WAYS = ("fine", "raises", "memory", "dies", "dies once", "hangs", "full", "full at the end")
 
 
 class Unruly(Estimator):
@@ -53,7 +53,10 @@ class Unruly(Estimator):
             raise MemoryError("cannot allocate 5 terabytes")
         if self.way == "hangs":
             time.sleep(3600)
-        if self.way == "full" and not (Path(self.place) / "freed").exists():
+        begun = Path(self.place) / f"{self.way}.begun"
+        again, freed = begun.exists(), (Path(self.place) / "freed").exists()
+        begun.touch()
+        if not freed and (self.way == "full" or (self.way == "full at the end" and again)):
             raise OSError(28, "No space left on device", "/somewhere")
         if self.way == "dies" or (self.way == "dies once" and not died.exists()):
             died.touch()

@@ -47,7 +47,7 @@ def train_driver(config: dict[str, Any], settings: Mapping[str, TrialSettings]) 
     """The Tune trainable: trains the point of `config` and reports every epoch.
 
     Whatever goes wrong is reported with its reason. So the only error that Tune ever sees is the death of a process or
-    of its node, and what Tune starts again is what another process may bring to its end.
+    of its node, and what is begun again for that is what another process may bring to its end.
 
     Args:
         config: ``model``, ``number``, ``params`` of the trial; ``ends``: the Unix time after which it stops by itself
@@ -105,7 +105,7 @@ _broken = threading.Event()
 
 def _leave_if_broken() -> None:
     if _broken.is_set():
-        os._exit(1)  # Tune starts the trial again, in a new process
+        os._exit(1)  # the trial is begun again, in a new process
 
 
 def _note(study: TrialSettings, number: int, error: Exception) -> None:

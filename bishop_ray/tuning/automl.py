@@ -18,6 +18,7 @@ from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.errors import StorageFull, UserError
 from bishop_ray.home import write_whole
 from bishop_ray.models import model_class, not_installed
+from bishop_ray.training.disk import full_is_told
 from bishop_ray.tuning.budget import REFIT, Budget
 from bishop_ray.tuning.chronicle import open_search_tracker, open_tracker, start_over
 from bishop_ray.tuning.cluster import slot_kind
@@ -169,15 +170,16 @@ class _Run:
         families: list[Family] = []
         status = "FAILED"
         try:
-            parent = {"mlflow.parentRunId": tracker.parent_run_id(), "automl": self.whole.name}
-            for config in self.configs:
-                families.append(self._family(config, spaces[config.model], data, opened[config.model], parent))
-            self._search(families)
-            self._tell("evaluating the best of each model on the test split, once")
-            verdict = judge(self.whole, families, self.folder, identity, tracker, skipped, self.budget)
-            keep_outcome(self.folder, self.whole, opened, verdict.results, verdict.without)
-            status = "FINISHED"
-            return verdict.results, verdict.without
+            with full_is_told(str(self.folder)):
+                parent = {"mlflow.parentRunId": tracker.parent_run_id(), "automl": self.whole.name}
+                for config in self.configs:
+                    families.append(self._family(config, spaces[config.model], data, opened[config.model], parent))
+                self._search(families)
+                self._tell("evaluating the best of each model on the test split, once")
+                verdict = judge(self.whole, families, self.folder, identity, tracker, skipped, self.budget)
+                keep_outcome(self.folder, self.whole, opened, verdict.results, verdict.without)
+                status = "FINISHED"
+                return verdict.results, verdict.without
         except (KeyboardInterrupt, StorageFull):
             status = "KILLED"
             raise

@@ -149,7 +149,7 @@ class StudyRecorder(Callback):
         found = []
         for number, (began, trial) in self._running.items():
             limit, now = float(trial.config["seconds"]), time.monotonic()
-            silent = now - self._heard.get(number, began)
+            silent = now - self._heard[number]
             grace = max(limit, HANG_SECONDS)
             if limit and number not in self._given_up and min(silent, now - began - limit) > grace:
                 self._given_up[number] = (

@@ -94,18 +94,21 @@ class PerModel(FIFOScheduler):
 
     def give_up(self, trial: Any, reason: str) -> None:
         """Fails a trial that does not answer: its process is killed, and it is not tried again."""
-        controller = self._controller._tune_controller
-        trial.max_failures = 0
-        trial.run_metadata.num_failures = 0
-        controller._process_trial_failure(trial, TuneError(reason))
-        if trial in controller._live_trials:
-            controller._live_trials.discard(trial)
+        self._controller._tune_controller._process_trial_failure(trial, TuneError(reason))
 
     def waiting(self) -> list[Any]:
         """Trials that Ray has no room for."""
         if self._controller is None:
             return []
-        return [trial for trial in self._controller.get_trials() if trial.status == Trial.PENDING]
+        pending = [trial for trial in self._controller.get_live_trials() if trial.status == Trial.PENDING]
+        starting = self._starting(pending)
+        return [trial for trial in pending if trial not in starting]
+
+    def _starting(self, pending: list[Any]) -> list[Any]:
+        """Those whose process has its resources and is being started."""
+        controller = self._controller._tune_controller  # its wrapper warns of what schedulers seldom need
+        processes, manager = controller._trial_to_actor, controller._actor_manager
+        return [t for t in pending if t in processes and manager.is_actor_started(processes[t])]
 
     def _of(self, trial: Any) -> TrialScheduler:
         return self._schedulers[trial.config["model"]]
@@ -118,10 +121,8 @@ class PerModel(FIFOScheduler):
         wait at a time; meant are those that wait for resources, so that processes start side by side.
         """
         waiting = [trial for trial in tune_controller.get_trials() if trial.status == Trial.PENDING]
-        controller = tune_controller._tune_controller  # its wrapper warns of what schedulers seldom need
-        processes, manager = controller._trial_to_actor, controller._actor_manager
-        starting = [t for t in waiting if t in processes and manager.is_actor_started(processes[t])]
-        controller.update_max_pending_trials(len(starting) + 1)
+        starting = self._starting(waiting)
+        tune_controller._tune_controller.update_max_pending_trials(len(starting) + 1)
         return next((trial for trial in waiting if trial not in starting), None)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:

@@ -13,9 +13,7 @@ from ray import tune
 from ray.tune import Tuner
 
 from bishop_ray.config import Params, StudyConfig
-from bishop_ray.errors import StorageFull
 from bishop_ray.tracking import StudyTracker
-from bishop_ray.training.disk import is_full
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import train_driver
 from bishop_ray.tuning.cluster import cluster_nodes
@@ -168,12 +166,10 @@ def run_search(
         ).fit()
         for family in families:
             family.recorder.end_running()
-    except BaseException as error:
+    except BaseException:
         scheduler.abandon()
         for family in families:
             family.recorder.release()
-        if is_full(error) and not isinstance(error, StorageFull):
-            raise StorageFull(str(folder)) from error
         raise
     finally:
         # Tune's and Train's own state is never read back: the studies are the record.

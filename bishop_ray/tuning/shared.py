@@ -46,6 +46,4 @@ def check_shared(storage: Path) -> None:
 
 
 def _is_file(path: str) -> bool:
-    from pathlib import Path
-
     return Path(path).is_file()

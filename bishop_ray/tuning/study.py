@@ -11,6 +11,7 @@ import ray
 
 from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.errors import StorageFull, TrainingFailed, UserError
+from bishop_ray.training.disk import full_is_told
 from bishop_ray.tuning.chronicle import finish, finished_result, open_tracker, start_over
 from bishop_ray.tuning.evaluate import evaluation_seconds, final_evaluation
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
@@ -78,32 +79,33 @@ def _run(
     tracker = open_tracker(config, space, prepared, opened)
     status = "FAILED"
     try:
-        family = make_family(config, space, prepared, opened, tracker, ray.put(prepared.data), listener)
-        settings, progress = family.settings, family.progress
-        run_search(
-            [family],
-            {"": Race([config.model])},
-            {"": config.max_concurrent},
-            config.trials,
-            opened.folder,
-            lambda race, waiting, slots: config.trial_limit,
-            (lambda: _is_over(family, deadline)) if deadline else None,
-        )
-        best = best_of(opened.study)
-        if best is None:
-            raise StudyFailed(_why_none(opened))
-        progress.last = f"final evaluation of trial {best[0]} with {config.eval_seeds} seed(s)"
-        listener(progress)
-        params = params_of(opened.study, best[0])
-        try:
-            final = final_evaluation(
-                config, settings, prepared, best[0], params, deadline, opened.count_test_opening, family.placement
+        with full_is_told(str(opened.folder)):
+            family = make_family(config, space, prepared, opened, tracker, ray.put(prepared.data), listener)
+            settings, progress = family.settings, family.progress
+            run_search(
+                [family],
+                {"": Race([config.model])},
+                {"": config.max_concurrent},
+                config.trials,
+                opened.folder,
+                lambda race, waiting, slots: config.trial_limit,
+                (lambda: _is_over(family, deadline)) if deadline else None,
             )
-        except TrainingFailed as error:
-            raise StudyFailed(str(error)) from error
-        result = finish(config, prepared, opened, tracker, best, final, opened.add_seconds(time.time() - started))
-        status = "FINISHED"
-        return result
+            best = best_of(opened.study)
+            if best is None:
+                raise StudyFailed(_why_none(opened))
+            progress.last = f"final evaluation of trial {best[0]} with {config.eval_seeds} seed(s)"
+            listener(progress)
+            params = params_of(opened.study, best[0])
+            try:
+                final = final_evaluation(
+                    config, settings, prepared, best[0], params, deadline, opened.count_test_opening, family.placement
+                )
+            except TrainingFailed as error:
+                raise StudyFailed(str(error)) from error
+            result = finish(config, prepared, opened, tracker, best, final, opened.add_seconds(time.time() - started))
+            status = "FINISHED"
+            return result
     except (KeyboardInterrupt, StorageFull):
         status = "KILLED"
         raise
