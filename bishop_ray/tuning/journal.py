@@ -17,6 +17,7 @@ from optuna.storages.journal._storage import JournalOperation
 
 from bishop_ray.errors import StorageFull
 from bishop_ray.training.disk import is_full
+from bishop_ray.tuning.interrupts import Held
 
 JOURNAL = "optuna.journal"
 LOCK = f"{JOURNAL}.lock"
@@ -47,11 +48,13 @@ class Journal(JournalFileBackend):
         What begins or ends a trial, or belongs to the study, is on the disk when this returns, with all before it. The
         rest is the system's to write: it outlives the process, and waiting for the disk took most of the time.
 
+        Ctrl-C waits until the file is whole and its lock is free.
+
         Raises:
             StorageFull: No space left; the file is as it was.
         """
         text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with get_lock_file(self._lock), self._path.open("ab", buffering=0) as file:
+        with Held(), get_lock_file(self._lock), self._path.open("ab", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
             try:
                 rest = memoryview(text.encode())

@@ -120,6 +120,7 @@ class PerModel(FIFOScheduler):
         trials shorter than the start of a process, further slots would never come into use. Tune also lets one trial
         wait at a time; meant are those that wait for resources, so that processes start side by side.
         """
+        self._controller = tune_controller
         waiting = [trial for trial in tune_controller.get_trials() if trial.status == Trial.PENDING]
         starting = self._starting(waiting)
         tune_controller._tune_controller.update_max_pending_trials(len(starting) + 1)
@@ -127,7 +128,6 @@ class PerModel(FIFOScheduler):
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """A trial joins its model's bracket."""
-        self._controller = tune_controller
         self._of(trial).on_trial_add(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:

@@ -17,6 +17,7 @@ from bishop_ray.tracking import StudyTracker
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import train_driver
 from bishop_ray.tuning.cluster import cluster_nodes
+from bishop_ray.tuning.interrupts import Held
 from bishop_ray.tuning.placement import Placement
 from bishop_ray.tuning.prepare import Prepared
 from bishop_ray.tuning.progress import Progress
@@ -146,24 +147,26 @@ def run_search(
     keep_out_of_logs()
     attempt = f"tune-{uuid.uuid4().hex[:8]}"
     try:
-        Tuner(
-            tune.with_resources(trainable, _bundle),
-            tune_config=tune.TuneConfig(
-                search_alg=RaceSearcher(
-                    askers, races, slots, total, limit, places, families[0].placement.nodes, refuse, kills
+        # Tune takes what its callbacks raise for a trial's failure: Ctrl-C waits for `Watch`, the second one does not.
+        with Held(patience=1) as held:
+            Tuner(
+                tune.with_resources(trainable, _bundle),
+                tune_config=tune.TuneConfig(
+                    search_alg=RaceSearcher(
+                        askers, races, slots, total, limit, places, families[0].placement.nodes, refuse, kills
+                    ),
+                    scheduler=scheduler,
+                    num_samples=-1,  # the searcher knows when to end; a trial may need several of Tune's
+                    reuse_actors=True,
                 ),
-                scheduler=scheduler,
-                num_samples=-1,  # the searcher knows when to end; a trial may need several of Tune's
-                reuse_actors=True,
-            ),
-            run_config=tune.RunConfig(
-                name=attempt,
-                storage_path=str(folder),
-                callbacks=[callback],
-                verbose=0,
-                stop=Watch(scheduler, recorders, callback, over),
-            ),
-        ).fit()
+                run_config=tune.RunConfig(
+                    name=attempt,
+                    storage_path=str(folder),
+                    callbacks=[callback],
+                    verbose=0,
+                    stop=Watch(scheduler, recorders, callback, over, held),
+                ),
+            ).fit()
         for family in families:
             family.recorder.end_running()
     except BaseException:

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.tune.stopper import Stopper
 
+from bishop_ray.tuning.interrupts import Held
 from bishop_ray.tuning.recorder import StudyRecorder
 from bishop_ray.tuning.recorders import Recorders
 from bishop_ray.tuning.scheduler import PerModel
@@ -25,6 +26,7 @@ class Watch(Stopper):
         recorders: By model.
         callback: Hears of trials, and knows when no space is left.
         over: True ends the search.
+        held: Ctrl-C that came meanwhile.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class Watch(Stopper):
         recorders: Mapping[str, StudyRecorder],
         callback: Recorders,
         over: Callable[[], bool] | None,
+        held: Held,
     ) -> None:
         self._scheduler, self._recorders, self._callback, self._over = scheduler, recorders, callback, over
+        self._held = held
         self._waiting: dict[str, float] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -46,7 +50,9 @@ class Watch(Stopper):
 
         Raises:
             StorageFull: No space was left for the record or for a trial's model.
+            KeyboardInterrupt: Ctrl-C came since the last call.
         """
+        self._held.release()
         if self._callback.full is not None:
             raise self._callback.full
         for recorder in self._recorders.values():
