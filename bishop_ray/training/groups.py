@@ -30,6 +30,8 @@ RESTARTS = 3
 """How often a trial goes on from its checkpoint after the death of a process; lost spot nodes are not counted."""
 FAILED = "failed.txt"
 """In a training's checkpoint folder: why it cannot go on."""
+UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+"""Parts of Ray Train that start a process each per training: for Ray Data, and for what `release_group` does."""
 _GROUP_KEY = b"bishop_ray:placement_group:"
 
 # Train's own bookkeeping costs seconds per trial with its defaults; none of it is read here.
@@ -74,6 +76,10 @@ def fit_trainer(
 
         controller: Any = None
 
+        def _create_default_callbacks(self) -> list[Any]:
+            parts = super()._create_default_callbacks()  # type: ignore[misc]
+            return [part for part in parts if type(part).__name__ not in UNUSED]
+
         def _register_sigint_handler(self, controller: Any) -> None:
             self.controller = controller
 
@@ -99,6 +105,8 @@ def fit_trainer(
             with suppress(RayActorError, GetTimeoutError):  # it ends itself, without an answer
                 ray.get(trainer.controller.abort.remote(), timeout=ABORT_SECONDS)
         raise
+    finally:
+        release_group(run.name or "")
     note = checkpoint / FAILED
     if note.is_file():
         reason = note.read_text("utf-8")
