@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "paper", "data", "config", "models", "predictor", "training", "reports", "tracking",
-    "tuning", "listing", "screen", "flags", "cli", "choices", "commands", "models_cli", "jobs",
+    "tuning", "listing", "screen", "flags", "cli", "choices", "commands", "models_cli", "train_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -60,6 +60,7 @@ HOMES = {
         "bishop_ray/commands.py",
         "bishop_ray/listing.py",
         "bishop_ray/models_cli.py",
+        "bishop_ray/train_cli.py",
         "jobs/",
     ),
     "pickle": (),

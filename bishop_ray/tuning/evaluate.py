@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ray
@@ -16,7 +17,7 @@ from bishop_ray.errors import TrainingFailed
 from bishop_ray.predictor import Predictor
 from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.trial import TrialSettings
-from bishop_ray.training.worker import evaluate_seed
+from bishop_ray.training.worker import evaluate_seed, last_error
 from bishop_ray.tuning.costs import Costs, measure
 from bishop_ray.tuning.placement import Placement
 from bishop_ray.tuning.prepare import Prepared, open_test, test_references
@@ -39,6 +40,8 @@ class Evaluation:
         seeds: The seeds whose training succeeded.
         registered: Position of `predictor` among the seeds.
         costs: Of `predictor`.
+        infos: What each training left in its predictor, e.g. its epochs and seconds.
+        failed: Seeds whose training failed, with the reason.
     """
 
     predictor: Predictor
@@ -48,6 +51,8 @@ class Evaluation:
     seeds: tuple[int, ...]
     registered: int
     costs: Costs
+    infos: tuple[dict[str, Any], ...] = ()
+    failed: dict[int, str] = field(default_factory=dict)
 
     @property
     def test_mean(self) -> float:
@@ -98,7 +103,7 @@ def final_evaluation(
         TrainingFailed: No seed's training succeeded.
     """
     ask = placement.again(params)
-    trained = _train(
+    trained, failed = _train(
         settings,
         number,
         params,
@@ -122,7 +127,8 @@ def final_evaluation(
     references = test_references(config, raw)
     chosen = refitted or predictors[best]
     _, costs = measure(chosen, raw.frame)
-    return Evaluation(chosen, val_scores, test_scores, references, tuple(trained), best, costs)
+    infos = tuple(dict(p.info) for p in predictors)
+    return Evaluation(chosen, val_scores, test_scores, references, tuple(trained), best, costs, infos, failed)
 
 
 def _score(config: StudyConfig, prepared: Prepared, predictor: Predictor, table: Table) -> float:
@@ -138,8 +144,8 @@ def _train(
     seeds: tuple[int, ...],
     ask: Ask,
     slots: int,
-) -> dict[int, Path]:
-    """Seed -> folder of its predictor; side by side where trials ran so.
+) -> tuple[dict[int, Path], dict[int, str]]:
+    """Seed -> folder of its predictor, and seed -> why its training failed; side by side where trials ran so.
 
     A deadline bounds each training: those that queue behind others get their share of the time left.
     """
@@ -151,9 +157,15 @@ def _train(
     else:
         calls = _side_by_side(settings, number, params, seeds, slots, share, ask)
     trained = {seed: Path(found) for seed, found in zip(seeds, calls, strict=True) if not isinstance(found, Exception)}
+    # Ray's text of an error is a whole traceback; one line of it says why.
+    failed = {
+        seed: last_error(str(found).splitlines())
+        for seed, found in zip(seeds, calls, strict=True)
+        if isinstance(found, Exception)
+    }
     if not trained:
-        raise TrainingFailed(f"the winner, trial {number}, cannot be trained again: {calls[0]}")
-    return trained
+        raise TrainingFailed(f"the winner, trial {number}, cannot be trained again: {failed[seeds[0]]}")
+    return trained, failed
 
 
 def _side_by_side(

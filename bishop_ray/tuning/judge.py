@@ -171,7 +171,7 @@ def _register(
     family, prepared = entry.family, first.prepared
     own = family.tracker if family else tracker
     run_id = own.parent_run_id()
-    scores = {"test_score": score} | {f"test_score_{name}": value for name, value in references.items()}
+    scores = {"test_score": score, "test_score_constant": references["mean"], "test_score_linear": references["linear"]}
     model = register_best(
         entry.predictor,
         whole.ref.key,
@@ -228,7 +228,7 @@ def _log(
         texts["ensemble.txt"] = f"cross-fitted {whole.metric}: {ensemble.score!r}\n{ensemble.words()}\n"
     tracker.log_final(
         {"best_val_score": best.val_score, "test_score": best.test_mean, "test_score_linear": best.linear,
-         "test_score_mean": best.mean, "models": float(len(families))},
+         "test_score_constant": best.mean, "models": float(len(families))},
         tags={"champion": best.model, "registered_model": f"{best.registered} v{best.version}",
               "trained_on": best.trained_on},
         texts=texts,
