@@ -228,6 +228,32 @@ def test_trainings_that_diverge_are_failed(ray_here: Cluster, config: StudyConfi
 
 
 @pytest.mark.slow
+def test_one_seed_that_fails_is_said(
+    ray_here: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = evaluate._side_by_side
+
+    def second_fails(*args: object) -> list[object]:
+        return [trained(*args)[0], TrainingFailed("epoch 1: non-finite loss")]
+
+    monkeypatch.setattr(evaluate, "_side_by_side", second_fails)
+    monkeypatch.setattr(commands, "connect_cluster", lambda address: ray_here)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    flags = ["--dataset", "iris", "--model", "random_forest", "--seeds", "2", "--tracking-uri", uri]
+    args = train_cli.train_parser().parse_args([*flags, "--output", str(tmp_path / "scores.csv")])
+    assert train_cli.run_train(args) == 1
+    out = capsys.readouterr().out
+    assert "failed: epoch 1: non-finite loss" in out
+    rows = pd.read_csv(tmp_path / "scores.csv")
+    assert list(rows["test"].isna()) == [False, True]
+    assert f"mean  {rows['validation'][0]:.4f}" in out, "over the seeds that were trained"
+    runs = runs_frame(uri, "iris")
+    assert sorted(runs[runs.kind == "trial"].status) == ["FAILED", "FINISHED"]
+    assert train_cli.run_train(args) == 1, "what failed is not forgotten"
+    assert "finished before" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_the_job(
     ray_here: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
