@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "paper", "data", "config", "models", "predictor", "training", "reports", "tracking",
-    "tuning", "listing", "screen", "flags", "cli", "choices", "commands", "models_cli", "train_cli", "jobs",
+    "tuning", "listing", "comparison", "screen", "flags", "cli", "choices", "commands", "models_cli", "train_cli",
+    "reproduce", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -43,7 +44,7 @@ HOMES = {
         "bishop_ray/training/reference.py",
         "jobs/bench/search.py",
     ),
-    "scipy": ("bishop_ray/data/numbers.py", "bishop_ray/models/"),
+    "scipy": ("bishop_ray/data/numbers.py", "bishop_ray/models/", "bishop_ray/comparison.py"),
     "safetensors": ("bishop_ray/training/checkpoint.py", "bishop_ray/predictor/", "bishop_ray/models/"),
     "ray": (
         "bishop_ray/training/worker.py",
@@ -61,6 +62,7 @@ HOMES = {
         "bishop_ray/listing.py",
         "bishop_ray/models_cli.py",
         "bishop_ray/train_cli.py",
+        "bishop_ray/reproduce.py",
         "jobs/",
     ),
     "pickle": (),

@@ -189,8 +189,9 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
             "use that version, or --fresh to start over"
         )
     if stored:
-        # Studies that were begun before there was a choice do not name it.
-        _same(config.name, {"precision": "auto"} | json.loads(stored), facts)
+        # Studies that were begun before there was a choice, or with another order, do not name it.
+        before = {"precision": "auto", "order of validation rows": "of the table"}
+        _same(config.name, before | json.loads(stored), facts)
     else:
         for point, outside in space.queue():
             attrs = {OUTSIDE: json.dumps(outside)} if outside else None
@@ -210,6 +211,7 @@ def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str,
         "sampler": config.sampler,
         "scheduler": config.scheduler,
         "split": str(config.split),
+        "order of validation rows": "drawn",
         "precision": config.precision,
     }
 
