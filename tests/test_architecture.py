@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "addresses", "home", "paper", "data", "config", "models", "predictor", "training", "reports", "tracking",
-    "tuning", "listing", "screen", "cli", "choices", "commands", "models_cli", "jobs",
+    "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
+    "tracking", "tuning", "ablations", "listing", "screen", "cli", "choices", "commands", "models_cli", "theory_cli",
+    "ablate_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/sources.py",),
@@ -49,6 +50,7 @@ HOMES = {
         "bishop_ray/training/worker.py",
         "bishop_ray/training/groups.py",
         "bishop_ray/tuning/",
+        "bishop_ray/ablations/run.py",
         "jobs/bench/memory.py",
     ),
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
@@ -59,6 +61,8 @@ HOMES = {
         "bishop_ray/commands.py",
         "bishop_ray/listing.py",
         "bishop_ray/models_cli.py",
+        "bishop_ray/theory_cli.py",
+        "bishop_ray/ablate_cli.py",
         "jobs/",
     ),
     "pickle": (),
