@@ -15,6 +15,7 @@ from bishop_ray import choices, cli, commands
 from bishop_ray.ablations.settings import ABLATIONS, chosen, find
 from bishop_ray.errors import UserError
 from bishop_ray.home import home, write_whole
+from bishop_ray.models import MODELS
 from bishop_ray.rows import rows_csv, rows_text
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def _announce(configs: Sequence[AblationConfig]) -> None:
     for model, base in first.base.items():
         own = first.studies[model]
         values = [f"{key}={value}" for section in ("model", "train") for key, value in base[section].items()]
-        lines.append(f"{model}: up to {own.max_epochs} epochs, first point of {own.space}: {' '.join(values)}")
+        steps = "epochs" if MODELS[model].kind == "network" else "reports"
+        lines.append(f"{model}: up to {own.max_epochs} {steps}, first point of {own.space}: {' '.join(values)}")
     counts = f"{len(configs)} dataset(s), {len(first.settings)} setting(s), {study.eval_seeds} run(s) each"
     lines.append(f"{counts}, {study.max_concurrent} at a time")
     print("\n".join(lines), flush=True)

@@ -225,7 +225,7 @@ def _work(
                     record, trace = ray.get(call)
                 except RayTaskError as error:
                     if isinstance(error.cause, StorageFull):
-                        raise error.cause from None
+                        raise StorageFull("what a run keeps while it trains") from None
                     raise
                 except RayError as error:
                     record, trace = run.failed(f"its process died: {str(error).splitlines()[0]}"[:500], began), ""
