@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bishop_ray import choices, cli, commands
 from bishop_ray.ablations.settings import ABLATIONS, chosen, find
 from bishop_ray.errors import UserError
+from bishop_ray.flags import data_flags, non_negative_float, non_negative_int, positive_float, positive_int
 from bishop_ray.home import home, write_whole
 from bishop_ray.models import MODELS
 from bishop_ray.rows import rows_csv, rows_text
@@ -47,7 +48,7 @@ def ablate_parser() -> argparse.ArgumentParser:
         + "\n".join(f"  {name:12}{ablation.about} ({ablation.runs} runs)" for name, ablation in ABLATIONS.items()),
     )
     parser.add_argument("name", metavar="NAME", help=", ".join(ABLATIONS))
-    cli._data_flags(parser)
+    data_flags(parser)
     _run_flags(parser)
     _place_flags(parser)
     parser.set_defaults(**NOT_ASKED)
@@ -56,7 +57,7 @@ def ablate_parser() -> argparse.ArgumentParser:
 
 def _run_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is run")
-    group.add_argument("--runs", type=cli.positive_int, metavar="N", help="trainings per setting (the paper's number)")
+    group.add_argument("--runs", type=positive_int, metavar="N", help="trainings per setting (the paper's number)")
     group.add_argument("--settings", nargs="+", default=[], metavar="NAME", help="only these, and the base")
     group.add_argument("--models", nargs="+", default=[], metavar="NAME", help="sparsity: bishop, xgboost, lightgbm")
     group.add_argument(
@@ -66,18 +67,18 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
         help="changes the base configuration, e.g. d_model=64 train.lr=1e-3 xgboost.max_depth=4",
     )  # fmt: skip
-    group.add_argument("--max-epochs", type=cli.positive_int, metavar="N", help="epochs per run (200; small space: 30)")
+    group.add_argument("--max-epochs", type=positive_int, metavar="N", help="epochs per run (200; small space: 30)")
     group.add_argument("--metric", metavar="NAME", help="auc for single tables, accuracy for suites, r2 for regression")
-    group.add_argument("--seed", type=cli.non_negative_int, default=0, metavar="N", help="of split and runs (0)")
+    group.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="of split and runs (0)")
     group.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="of networks in training")
 
 
 def _place_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where runs are trained and kept")
     group.add_argument("--ray-address", default="", metavar="A", help="cluster to join (RAY_ADDRESS); default: own Ray")
-    group.add_argument("--max-concurrent", type=cli.positive_int, metavar="N", help="runs at a time (as many as fit)")
-    group.add_argument("--cpus-per-trial", type=cli.positive_float, metavar="X", help="CPUs of each run (1)")
-    group.add_argument("--gpus-per-trial", type=cli.non_negative_float, metavar="X", help="GPUs of each run")
+    group.add_argument("--max-concurrent", type=positive_int, metavar="N", help="runs at a time (as many as fit)")
+    group.add_argument("--cpus-per-trial", type=positive_float, metavar="X", help="CPUs of each run (1)")
+    group.add_argument("--gpus-per-trial", type=non_negative_float, metavar="X", help="GPUs of each run")
     group.add_argument("--storage", default="", metavar="DIR", help="records of runs (BISHOP_RAY_HOME)")
     group.add_argument("--tracking-uri", default="", metavar="URI", help="MLflow address (MLFLOW_TRACKING_URI)")
     group.add_argument("--fresh", action="store_true", help="start the ablation over")

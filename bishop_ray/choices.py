@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bishop_ray import cli
 from bishop_ray.config import NO_LIMIT
-from bishop_ray.data.suites import SUITES, DatasetRef, embedded_ref, file_ref
+from bishop_ray.data.paper_sets import PAPER_SETS
+from bishop_ray.data.suites import EMBEDDED, SUITES, DatasetRef, embedded_ref, file_ref
 from bishop_ray.errors import UserError
 from bishop_ray.models import MODELS
 
@@ -62,7 +64,7 @@ def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]
     """
     source = cli.one_source(args)
     if source == "dataset":
-        return [embedded_ref(args.dataset)], []
+        return [named_ref(name, args) for name in cli.known("dataset", args.dataset, (*EMBEDDED, *PAPER_SETS))], []
     if source == "table":
         return [file_ref(args.table, args.target or "", args.task_type or "")], []
     from bishop_ray.data.sources import suite_datasets, task_dataset
@@ -81,6 +83,19 @@ def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]
     if not refs:
         raise errors[0]
     return refs, failures
+
+
+def named_ref(name: str, args: argparse.Namespace) -> DatasetRef:
+    """The reference of a name: one of scikit-learn's tables, or of the paper's.
+
+    Raises:
+        UserError: The paper's table is neither in ``--data-dir`` nor on OpenML.
+    """
+    if name in EMBEDDED:
+        return embedded_ref(name)
+    from bishop_ray.data.sources import paper_dataset
+
+    return paper_dataset(name, args.data_dir or os.environ.get("BISHOP_DATA_DIR", "").strip(), args.openml_server)
 
 
 def check_output(output: str) -> None:

@@ -84,7 +84,8 @@ def _run(
     with make_screen(len(groups), deadline, several_models=len(configs) > len(groups)) as screen:
         results, failed, skipped = run_studies(list(groups.values()), slots, screen, deadline, loaded)
     first = configs[0]
-    name = first.ref.experiment if len(groups) > 1 else first.ref.key
+    experiments = {config.ref.experiment for config in configs}
+    name = first.ref.key if len(groups) == 1 else experiments.pop() if len(experiments) == 1 else "datasets"
     path = storage / "leaderboards" / f"{name}.csv"
     conclude(results, failures + failed, skipped, path, args.output, first.tracking_uri)
     return cli.EXIT_FAILED if failures or failed else 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bishop_ray import cli
 from bishop_ray.errors import UserError
+from bishop_ray.flags import non_negative_float, non_negative_int, positive_float, positive_int
 from bishop_ray.home import write_whole
 from bishop_ray.rows import rows_csv, rows_text
 
@@ -33,7 +34,7 @@ def theory_parser() -> argparse.ArgumentParser:
         description="Measures on random patterns what the paper's theory of memory retrieval says: the falling energy, "
         "and how often the sparse model's smaller error, fewer updates and robustness to noise are violated.",
     )
-    whole, positive = cli.positive_int, cli.positive_float
+    whole, positive = positive_int, positive_float
     parser.add_argument(
         "--patterns",
         nargs="+",
@@ -49,10 +50,10 @@ def theory_parser() -> argparse.ArgumentParser:
         help="inverse temperatures (0.1 1 10 100)",
     )  # fmt: skip
     parser.add_argument(
-        "--noise", type=cli.non_negative_float, default=1.0, metavar="X",
+        "--noise", type=non_negative_float, default=1.0, metavar="X",
         help="length of the noise in queries; patterns have length 1 (1)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=cli.non_negative_int, default=0, metavar="N", help="of the draws (0)")
+    parser.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="of the draws (0)")
     parser.add_argument("--output", default="", metavar="DIR", help="also write each table there, as CSV")
     return parser
 

@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
-    "tracking", "tuning", "ablations", "listing", "screen", "cli", "choices", "commands", "models_cli", "theory_cli",
-    "ablate_cli", "jobs",
+    "tracking", "tuning", "ablations", "listing", "screen", "flags", "cli", "choices", "commands", "models_cli",
+    "theory_cli", "ablate_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
-    "openml": ("bishop_ray/data/sources.py",),
+    "openml": ("bishop_ray/data/client.py",),
     "torch": ("bishop_ray/models/", "bishop_ray/training/", "bishop_ray/predictor/", "jobs/bench/"),
     "entmax": ("bishop_ray/models/bishop/", "jobs/bench/entmax.py"),
     "xgboost": ("bishop_ray/models/xgboost.py", "jobs/bench/"),
@@ -56,6 +56,7 @@ HOMES = {
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
     "mlflow": ("bishop_ray/tracking/",),
     "argparse": (
+        "bishop_ray/flags.py",
         "bishop_ray/cli.py",
         "bishop_ray/choices.py",
         "bishop_ray/commands.py",
