@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "addresses", "home", "data", "config", "models", "predictor", "training", "reports", "tracking", "tuning",
-    "listing", "screen", "cli", "choices", "commands", "models_cli", "jobs",
+    "errors", "addresses", "home", "paper", "data", "config", "models", "predictor", "training", "reports", "tracking",
+    "tuning", "listing", "screen", "cli", "choices", "commands", "models_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/sources.py",),
