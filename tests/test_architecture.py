@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "paper", "data", "config", "models", "predictor", "training", "reports", "tracking",
-    "tuning", "listing", "screen", "cli", "choices", "commands", "models_cli", "jobs",
+    "tuning", "reporting", "listing", "screen", "cli", "choices", "commands", "models_cli", "report_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/sources.py",),
@@ -41,6 +41,7 @@ HOMES = {
         "bishop_ray/models/gbdt.py",
         "bishop_ray/training/metrics.py",
         "bishop_ray/training/reference.py",
+        "bishop_ray/tuning/importance.py",
         "jobs/bench/search.py",
     ),
     "scipy": ("bishop_ray/data/numbers.py", "bishop_ray/models/"),
@@ -53,12 +54,14 @@ HOMES = {
     ),
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
     "mlflow": ("bishop_ray/tracking/",),
+    "plotly": ("bishop_ray/reporting/",),
     "argparse": (
         "bishop_ray/cli.py",
         "bishop_ray/choices.py",
         "bishop_ray/commands.py",
         "bishop_ray/listing.py",
         "bishop_ray/models_cli.py",
+        "bishop_ray/report_cli.py",
         "jobs/",
     ),
     "pickle": (),

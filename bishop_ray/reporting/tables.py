@@ -1,0 +1,242 @@
+"""The tables of a report, except those of ablations: results, ranks, cost, optimism, importance."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bishop_ray.paper import importance
+from bishop_ray.reporting.honesty import interval
+from bishop_ray.reporting.paper import differences, paper_score
+from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, Study, Table
+from bishop_ray.training.metrics import METRICS, display
+from bishop_ray.tuning.importance import Importance, average
+
+FRACTIONS = ("auc", "accuracy", "balanced_accuracy", "f1", "r2")
+"""Metrics shown in percent, as the paper does; others in their own units."""
+
+UNITS = "AUC, accuracy, F1 and R² in percent; other metrics in their own units and sign."
+
+
+def shown(metric: str, score: float) -> float:
+    """A score as people read it: in the metric's own sign, fractions in percent."""
+    return display(metric, score) * (100.0 if metric in FRACTIONS else 1.0)
+
+
+def by_pair(studies: Sequence[Study]) -> dict[tuple[str, str], list[Study]]:
+    """Evaluated studies by (dataset, model): one per split seed."""
+    pairs: dict[tuple[str, str], list[Study]] = {}
+    for study in studies:
+        if study.scores:
+            pairs.setdefault((study.dataset, study.model), []).append(study)
+    return pairs
+
+
+def pair_mean(group: Sequence[Study]) -> float:
+    """Mean test score of the studies of one dataset and model."""
+    return statistics.fmean(study.test_mean for study in group)
+
+
+def results_table(studies: Sequence[Study]) -> Table:
+    """A row per dataset and model: the paper's figure, ours, the difference."""
+    rows = [_result(*pair, group) for pair, group in by_pair(studies).items()]
+    columns = ["dataset", "model", "metric", "paper", "ours", "±", "difference", "validation", "linear", "constant",
+               "splits", "trainings", "trained on"]  # fmt: skip
+    notes = [
+        UNITS,
+        "ours: test score of the configuration with the best validation score, mean over trainings and split seeds; ±: "
+        "sample deviation over split seeds, or over trainings where there is one split. linear, constant: a linear "
+        "model and the constant prediction on the same test rows.",
+    ]
+    open_ones = [study.name for study in studies if not study.scores]
+    if open_ones:
+        notes.append(f"Not evaluated yet, so not in the table: {', '.join(open_ones)}.")
+    frame = pd.DataFrame(rows, columns=columns)
+    digits = dict.fromkeys(columns[3:10], 2)
+    return Table("results", "Results", frame, (*notes, *differences(list(studies))), digits)
+
+
+def _result(dataset: str, model: str, group: Sequence[Study]) -> dict[str, Any]:
+    metric, mean = group[0].metric, pair_mean(group)
+    paper = paper_score(group[0])
+    means = [study.test_mean for study in group]
+    spread = means if len(means) > 1 else list(group[0].scores)
+    unit = 100.0 if metric in FRACTIONS else 1.0
+
+    def over(name: str) -> float:
+        found = [study.metrics.get(name, math.nan) for study in group]
+        return shown(metric, statistics.fmean(found))
+
+    return {
+        "dataset": dataset,
+        "model": model,
+        "metric": metric,
+        "paper": math.nan if paper is None else shown(metric, paper),
+        "ours": shown(metric, mean),
+        "±": statistics.stdev(spread) * unit if len(spread) > 1 else math.nan,
+        "difference": math.nan if paper is None else unit * (mean - paper),
+        "validation": over("best_val_score"),
+        "linear": over("test_score_linear"),
+        "constant": over("test_score_constant"),
+        "splits": len(group),
+        "trainings": sum(len(study.scores) for study in group),
+        "trained on": group[0].tags.get("trained_on", "train"),
+    }
+
+
+def ranks_table(studies: Sequence[Study]) -> Table | None:
+    """Ranks of the models on the datasets that all of them have; None for a single model."""
+    pairs = by_pair(studies)
+    models = sorted({model for _, model in pairs})
+    datasets = [d for d in dict.fromkeys(d for d, _ in pairs) if all((d, m) in pairs for m in models)]
+    if len(models) < 2:
+        return None
+    ours = _ranks({d: {m: pair_mean(pairs[d, m]) for m in models} for d in datasets})
+    printed = {d: {m: paper_score(pairs[d, m][0]) for m in models} for d in datasets}
+    known = {d: {m: s for m, s in row.items() if s is not None} for d, row in printed.items()}
+    theirs = _ranks({d: row for d, row in known.items() if len(row) == len(models)})
+    rows = [
+        {
+            "model": model,
+            "mean": statistics.fmean(ours[model]),
+            "median": statistics.median(ours[model]),
+            "min": min(ours[model]),
+            "max": max(ours[model]),
+            "datasets": len(ours[model]),
+            "mean rank of the paper's figures": statistics.fmean(theirs[model]) if theirs else math.nan,
+            "datasets of the paper": len(theirs[model]) if theirs else 0,
+        }
+        for model in models
+        if ours
+    ]
+    notes = [
+        "1 is best. Equal scores share the mean of their ranks (the paper gives them the smallest). Ranks are among "
+        "the models of this report, on the datasets that all of them have; the paper's figures are ranked in the same "
+        "way, on those of these datasets for which it has a figure of every model here.",
+    ]
+    missing = sorted({d for d, _ in pairs} - set(datasets))
+    if missing:
+        notes.append(f"Left out, because a model has no result: {', '.join(missing)}.")
+    frame = pd.DataFrame(rows).sort_values("mean", kind="stable") if rows else pd.DataFrame({"model": []})
+    digits = {"mean": 2, "median": 1, "min": 1, "max": 1, "mean rank of the paper's figures": 2}
+    return Table("ranks", "Ranks", frame, tuple(notes), digits)
+
+
+def _ranks(scores: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
+    """Model -> its rank on each dataset, ties as average ranks."""
+    found: dict[str, list[float]] = {}
+    for row in scores.values():
+        for model, rank in pd.Series(row).rank(ascending=False, method="average").items():
+            found.setdefault(str(model), []).append(float(rank))
+    return found
+
+
+def cost_table(studies: Sequence[Study]) -> Table:
+    """What the searches took."""
+    rows = []
+    for study in studies:
+        seconds = np.nansum([trial.seconds for trial in study.trials])
+        workers = float(study.params.get("workers_per_trial", 1))
+        peaks = [trial.peak_mb for trial in study.trials if math.isfinite(trial.peak_mb)]
+        rows.append(
+            {
+                "study": study.name,
+                "trials": len(study.trials),
+                "complete": study.count(COMPLETE),
+                "stopped early": study.count(EARLY),
+                "failed": study.count(FAILED),
+                "CPU hours": seconds * workers * float(study.params.get("cpus_per_worker", math.nan)) / 3600,
+                "GPU hours": seconds * workers * float(study.params.get("gpus_per_worker", math.nan)) / 3600,
+                "wall hours": (study.end - study.start) / 3.6e6 if study.end else math.nan,
+                "peak memory MB": max(peaks) if peaks else math.nan,
+            }
+        )
+    notes = (
+        "CPU and GPU hours: time of the trials times what each asks for at least; the final evaluation is not in them. "
+        "Wall hours: from the run's first start to its last end. Peak memory: the largest resident memory of a trial's "
+        "process, libraries included; a dash: not recorded.",
+    )
+    digits = {"CPU hours": 3, "GPU hours": 3, "wall hours": 3, "peak memory MB": 0}
+    return Table("cost", "Cost of the searches", pd.DataFrame(rows), notes, digits)
+
+
+def optimism_table(studies: Sequence[Study]) -> Table | None:
+    """How much better the validation score is than the test score, and how sure the latter is; None if unknown."""
+    rows = []
+    for study in studies:
+        if not study.scores:
+            continue
+        low, high, used = interval(study)
+        unit = 100.0 if study.metric in FRACTIONS else 1.0
+        rows.append(
+            {
+                "study": study.name,
+                "metric": study.metric,
+                "configurations": len(study.trials),
+                "validation": shown(study.metric, study.validation_score),
+                "test": shown(study.metric, study.test_mean),
+                "optimism": unit * (study.validation_score - study.test_mean),
+                "95 % from": shown(study.metric, low if METRICS[study.metric].larger_is_better else high),
+                "to": shown(study.metric, high if METRICS[study.metric].larger_is_better else low),
+                "test rows": used or math.nan,
+            }
+        )
+    if not rows:
+        return None
+    notes = (
+        "optimism: validation minus test of the selected configuration, positive where validation looked better, in "
+        "whichever direction the metric counts. It grows with the number of configurations tried, since the best of "
+        "many validation scores is partly luck. 95 %: percentile interval of the test score of one training, from "
+        "resampling the test rows with replacement; a dash: its predictions were not kept.",
+    )
+    digits = {"validation": 2, "test": 2, "optimism": 2, "95 % from": 2, "to": 2, "test rows": 0}
+    return Table("optimism", "Optimism", pd.DataFrame(rows), notes, digits)
+
+
+def importance_table(model: str, found: Mapping[str, Mapping[str, Importance]]) -> Table | None:
+    """Importance of one model's hyperparameters per dataset and averaged, beside the paper's; None without trials.
+
+    Args:
+        model: Registry name.
+        found: Dataset -> study -> its importances.
+    """
+    usable = {dataset: [one for one in rows.values() if one.forest] for dataset, rows in found.items() if rows}
+    usable = {dataset: rows for dataset, rows in usable.items() if rows}
+    problems = [f"{name}: {one.problem}." for rows in found.values() for name, one in rows.items() if one.problem]
+    forests = {dataset: average([one.forest for one in rows]) for dataset, rows in usable.items()}
+    fanovas = {dataset: average([one.fanova for one in rows]) for dataset, rows in usable.items()}
+    columns: dict[str, Mapping[str, float]] = {}
+    if model == "bishop":
+        columns["paper, forest"] = importance()["average"]
+    if usable:
+        columns["mean, forest"] = average(list(forests.values()))
+        columns["mean, fANOVA"] = average(list(fanovas.values()))
+        columns |= {f"{d}, {kind}": shares[d] for d in usable for kind, shares in
+                    (("forest", forests), ("fANOVA", fanovas))}  # fmt: skip
+    if not columns or not found:
+        return None
+    names = list(dict.fromkeys(name for shares in reversed(columns.values()) for name in shares))
+    frame = pd.DataFrame([{"parameter": n} | {c: s.get(n, math.nan) for c, s in columns.items()} for n in names])
+    order = "mean, forest" if usable else "paper, forest"
+    notes = [
+        "Shares of the differences in validation scores that a parameter explains. forest: impurity decrease in a "
+        "random forest over logged trials, as in the paper, whose figures are an average over its datasets, from "
+        "random search without early stopping, and sum to 0.80. fANOVA: over the search space. Trials that were "
+        "stopped early count with the score they had reached. A dash: not searched, or not in the paper's table.",
+        *(
+            f"{name}: {one.trials} trials; the forest explains {one.out_of_bag:.2f} of the variance (R²) of trials it "
+            "was not grown on" + (", so its shares are noise." if one.out_of_bag <= 0 else ".")
+            for rows in found.values()
+            for name, one in rows.items()
+            if one.forest
+        ),
+        *problems,
+    ]
+    frame = frame.sort_values(order, ascending=False, kind="stable", na_position="last")
+    title = f"Importance of hyperparameters: {model}"
+    return Table(f"importance-{model}", title, frame, tuple(notes), dict.fromkeys(columns, 3))
