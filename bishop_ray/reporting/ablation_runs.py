@@ -16,11 +16,11 @@ COURSES = ("epoch/train_loss", "epoch/val_score")
 
 
 def collect_ablations(reader: Reader, experiment: str, datasets: set[str]) -> list[Ablation]:
-    """Ablation runs of an experiment, or of these datasets where none is named; of repeated ones the newest."""
-    runs = reader.runs({"bishop.kind": "ablation"}, experiment)
+    """Ablation runs of an experiment, and those of these datasets in any; of repeated ones the newest."""
+    runs = reader.runs({"bishop.kind": "ablation"})
     found: dict[tuple[str, ...], RunRecord] = {}
     for run in runs:
-        if run.status == "FINISHED" and (experiment or run.tags.get("dataset", "") in datasets):
+        if run.status == "FINISHED" and (run.experiment == experiment or run.tags.get("dataset", "") in datasets):
             key = [run.params.get(name, "") for name in ("ablation", "setting", "model", "seed")]
             found[(run.tags.get("dataset", ""), *key)] = run
     return [_ablation(reader, run) for run in found.values()]

@@ -19,9 +19,9 @@ from bishop_ray.reporting.drawing import Figure, colour, line, plot, safe
 from bishop_ray.reporting.paper import paper_dataset
 from bishop_ray.reporting.records import Ablation, Table
 from bishop_ray.reporting.search_figures import figure_name
-from bishop_ray.reporting.tables import FRACTIONS, UNITS, shown
+from bishop_ray.reporting.tables import UNITS, unit
 
-REFERENCES = ("full", "gsh")
+REFERENCES = ("full", "gsh", "all")
 """Settings that stand for BiSHop as it is."""
 
 Key = tuple[str, str, str, str]
@@ -31,9 +31,9 @@ Groups = dict[Key, list[Ablation]]
 
 
 def grouped(runs: Sequence[Ablation]) -> Groups:
-    """Runs by (ablation, dataset, model, setting), in their order."""
+    """Runs by (ablation, dataset, model, setting); the setting that changes nothing comes first."""
     groups: Groups = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda r: (r.ablation, r.dataset, r.model, r.setting not in REFERENCES)):
         groups.setdefault((run.ablation, run.dataset, run.model, run.setting), []).append(run)
     return groups
 
@@ -47,9 +47,10 @@ def ablation_table(runs: Sequence[Ablation]) -> Table | None:
     frame = pd.DataFrame([_row(key, group, means) for key, group in groups.items()])
     notes = (
         UNITS,
-        "Fixed configurations, nothing is selected: test score, mean and sample deviation over runs (training seeds). "
-        "difference: to the setting full or gsh of the same dataset and model. The paper's figures are means at its "
-        "own defaults, over 3 runs (components) or 10 (hopfield), without deviations.",
+        "Fixed configurations, nothing is selected by a score: test score, mean and sample deviation over runs (training "
+        "seeds), of the epoch with the best validation score. difference: of the means, to the setting full, gsh or all "
+        "of the same dataset and model. The paper's figures are means at its own defaults (width 512, up to 200 "
+        "epochs), over 3 runs (components) or 10 (hopfield), without deviations, of the last checkpoint (its text).",
     )
     digits = dict.fromkeys(["paper", "ours", "±", "difference", "validation"], 2)
     return Table("ablations", "Ablations", frame, notes, digits)
@@ -58,7 +59,7 @@ def ablation_table(runs: Sequence[Ablation]) -> Table | None:
 def _row(key: Key, group: Sequence[Ablation], means: dict[Key, float]) -> dict[str, Any]:
     name, dataset, model, setting = key
     metric = group[0].metric
-    unit = 100.0 if metric in FRACTIONS else 1.0
+    scale = unit(metric)
     tests = [run.test for run in group]
     whole = [means[name, dataset, model, s] for s in REFERENCES if (name, dataset, model, s) in means]
     paper = _paper(name, dataset, setting, metric) if model == "bishop" else None
@@ -68,11 +69,11 @@ def _row(key: Key, group: Sequence[Ablation], means: dict[Key, float]) -> dict[s
         "model": model,
         "setting": setting,
         "metric": metric,
-        "paper": math.nan if paper is None else shown(metric, paper),
-        "ours": shown(metric, means[key]),
-        "±": unit * statistics.stdev(tests) if len(tests) > 1 else math.nan,
-        "difference": unit * (means[key] - whole[0]) if whole and setting not in REFERENCES else math.nan,
-        "validation": shown(metric, statistics.fmean(run.validation for run in group)),
+        "paper": math.nan if paper is None else scale * paper,
+        "ours": scale * means[key],
+        "±": scale * statistics.stdev(tests) if len(tests) > 1 else math.nan,
+        "difference": scale * (means[key] - whole[0]) if whole and setting not in REFERENCES else math.nan,
+        "validation": scale * statistics.fmean(run.validation for run in group),
         "runs": len(group),
     }
 
@@ -112,7 +113,7 @@ def _bars(name: str, dataset: str, runs: Sequence[Ablation]) -> Figure:
     metric = runs[0].metric
     traces = []
     for i, model in enumerate(dict.fromkeys(key[2] for key in groups)):
-        rows = [(key[3], [shown(metric, r.test) for r in group]) for key, group in groups.items() if key[2] == model]
+        rows = [(key[3], [unit(metric) * r.test for r in group]) for key, group in groups.items() if key[2] == model]
         error = {"type": "data", "array": [float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for _, v in rows]}
         traces.append(
             go.Scatter(x=[float(np.mean(v)) for _, v in rows], y=[safe(s) for s, _ in rows], error_x=error,
@@ -131,20 +132,28 @@ def _curves(name: str, dataset: str, runs: Sequence[Ablation]) -> Figure:
     lines: dict[str, dict[float, list[float]]] = {}
     for run in runs:
         number = re.search(r"\d+(?:\.\d+)?", run.setting)
-        word = run.setting[: number.start()].strip(" -_=:/") if number else run.setting
         at = float(number.group()) if number else 0.0
-        label = f"{run.model}, {word}" if word and name == "sparsity" else run.model
-        lines.setdefault(label, {}).setdefault(at, []).append(shown(metric, run.test))
+        for label in _labels(name, run, runs):
+            lines.setdefault(label, {}).setdefault(at, []).append(unit(metric) * run.test)
     traces = []
     for i, (label, points) in enumerate(lines.items()):
         xs = sorted(points)
         error = {"type": "data", "array": [float(np.std(points[x], ddof=1)) if len(points[x]) > 1 else 0 for x in xs]}
         means = [float(np.mean(points[x])) for x in xs]
         traces.append(line(label, xs, means, i, mode="lines+markers", error_y=error))
-    x = "share of features removed" if name == "sparsity" else "number of layers"
+    x = "features removed, percent" if name == "sparsity" else "number of layers"
     caption = "Mean test score with the sample deviation over runs."
     figure = plot(x, f"test {metric}", traces, height=420)
     return Figure(figure_name("ablation", name, dataset), f"Ablation {name}, {dataset}", caption, figure)
+
+
+def _labels(name: str, run: Ablation, runs: Sequence[Ablation]) -> list[str]:
+    """The lines that a run is a point of: its model's, or its order's; with all features, those of all orders."""
+    if name != "sparsity":
+        return [run.model]
+    words = [run.setting] if run.setting != "all" else [r.setting for r in runs if r.model == run.model]
+    orders = dict.fromkeys(word.partition("_")[0] for word in words if "_" in word)
+    return [f"{run.model}, {order}" for order in orders]
 
 
 def _convergence(dataset: str, runs: Sequence[Ablation]) -> list[Figure]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
 from bishop_ray.errors import UserError
 from bishop_ray.home import write_whole
 from bishop_ray.reporting.ablation_runs import collect_ablations, read_ablations
@@ -15,7 +16,6 @@ from bishop_ray.reporting.records import Ablation, Study, Table
 from bishop_ray.tracking.names import safe_file_name
 from bishop_ray.tracking.reading import Reader
 from bishop_ray.tuning.importance import Importance, Observed, importance_of
-
 
 REPORTS = "reports"
 """Experiment of a report whose studies lie in several."""
@@ -67,7 +67,7 @@ def make_report(
         raise UserError(f"{_asked(selection)}: expected studies or ablations; found none in {reader.shown}")
     found = {study.name: importances(study) for study in studies}
     sections = contents(studies, runs, found)
-    title, facts = f"Report: {selection.name}", _facts(studies, runs, reader)
+    title, facts = _title(selection), _facts(studies, runs, reader)
     tables = tuple(table for section in sections for table in section.tables)
     folder = output or storage / "reports" / safe_file_name(selection.name)
     files = {"report.html": page(title, facts, sections), "report.md": markdown(title, facts, sections)}
@@ -88,6 +88,13 @@ def _asked(selection: Selection) -> str:
         where = f" in experiment {selection.experiment}" if selection.experiment else ""
         return f"--paper-table {selection.paper_table}{where}"
     return f"--experiment {selection.experiment}" if selection.experiment else " ".join(selection.studies)
+
+
+def _title(selection: Selection) -> str:
+    if selection.paper_table:
+        return f"The paper's table {selection.paper_table}, run again"
+    others = len(selection.studies) - 1
+    return f"Report: {selection.studies[0]} and {others} more" if others > 0 else f"Report: {selection.name}"
 
 
 def _facts(studies: Sequence[Study], runs: Sequence[Ablation], reader: Reader) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -50,7 +51,10 @@ class Selection:
         """Of the report."""
         if self.paper_table:
             return f"paper-table-{self.paper_table}"
-        return self.experiment if not self.studies else "-".join(self.studies[:3])
+        if len(self.studies) > 3:
+            digest = hashlib.sha256("\0".join(sorted(self.studies)).encode()).hexdigest()[:8]
+            return f"{self.studies[0]}-and-{len(self.studies) - 1}-more-{digest}"
+        return "-".join(self.studies) or self.experiment
 
     def place(self, reader: Reader) -> str:
         """The experiment to look in, "" for all: a paper table's own one, where there is one and none is named."""

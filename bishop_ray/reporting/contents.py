@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from bishop_ray.paper import importance
 from bishop_ray.reporting.ablations import ablation_figures, ablation_table
 from bishop_ray.reporting.drawing import Figure
+from bishop_ray.reporting.importance_table import ABOUT, importance_table
 from bishop_ray.reporting.outcome_figures import outcome_figures
 from bishop_ray.reporting.page import Section
 from bishop_ray.reporting.records import Ablation, Study, Table
@@ -19,7 +20,7 @@ from bishop_ray.reporting.search_figures import (
     study_importance,
     survival,
 )
-from bishop_ray.reporting.tables import cost_table, importance_table, optimism_table, ranks_table, results_table
+from bishop_ray.reporting.tables import cost_table, optimism_table, ranks_table, results_table
 from bishop_ray.tuning.importance import Importance, average
 
 
@@ -78,4 +79,6 @@ def _importance(studies: Sequence[Study], found: Mapping[str, Importance]) -> li
                 "paper (random forest)": importance()["average"],
             }
             figures.append(importance_bars("average", model, shares))
-    return [Section("Importance of hyperparameters", tables=tuple(tables), figures=tuple(figures))] if tables else []
+    if not tables:
+        return []
+    return [Section("Importance of hyperparameters", (ABOUT,), tuple(tables), tuple(figures))]

@@ -82,12 +82,20 @@ def plot(x: str, y: str, traces: Sequence[Any] = (), height: int = HEIGHT, **lay
         font={"family": "system-ui, sans-serif", "size": 12, "color": "#222"},
         paper_bgcolor="white",
         plot_bgcolor="white",
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0, "font": {"size": 11}},
-        xaxis={**axis, "title": {"text": safe(x)}},
-        yaxis={**axis, "title": {"text": safe(y)}},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 11}},
+        xaxis={**axis, "title": {"text": safe(x), "standoff": 8}},
+        yaxis={**axis, "title": {"text": safe(y), "standoff": 8}},
         hovermode="closest",
     )
     figure.update_layout(**layout)
+    return figure
+
+
+def whole_numbers(figure: go.Figure, last: int) -> go.Figure:
+    """The figure with ticks at whole numbers only on its horizontal axis, which ends at `last`."""
+    figure.update_xaxes(
+        tick0=0, dtick=next(step for step in (1, 2, 5, 10, 20, 50, 100, 500, 10**6) if last <= 12 * step)
+    )
     return figure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ nav ul {{ columns: 3; padding-left: 18px; margin: 6px 0 }}
 .scroll {{ overflow-x: auto }}
 table {{ border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; margin: 4px 0 }}
 th {{ text-align: left; border-bottom: 2px solid #888; padding: 3px 10px 3px 0; vertical-align: bottom }}
-td {{ border-bottom: 1px solid #e3e3e3; padding: 2px 10px 2px 0; overflow-wrap: anywhere }}
+td {{ border-bottom: 1px solid #e3e3e3; padding: 2px 10px 2px 0 }}
 th.number, td.number {{ text-align: right; white-space: nowrap }}
 .notes {{ color: #444; font-size: 12.5px; max-width: 900px; padding-left: 18px; margin: 4px 0 14px }}
 .figures {{ display: flex; flex-wrap: wrap; gap: 8px 20px }}
@@ -47,13 +48,12 @@ figcaption {{ color: #444; font-size: 12.5px; margin: 2px 0 10px }}
   body {{ padding: 0; max-width: none; font-size: 12px }}
   nav {{ display: none }}
   .scroll {{ overflow: visible }}
-  table {{ font-size: 10.5px }}
-  th, td {{ padding-right: 7px }}
+  table {{ font-size: 10px }}
+  th, td {{ padding-right: 6px }}
   thead {{ display: table-header-group }}
   tr, figure {{ break-inside: avoid }}
   h2, h3 {{ break-after: avoid }}
   .figures {{ display: block }}
-  .modebar {{ display: none }}
 }}
 """
 
@@ -66,7 +66,7 @@ SCRIPT = """
     const source = waiting.shift();
     if (!source) { document.documentElement.dataset.drawn = "all"; return false; }
     const figure = JSON.parse(source.textContent);
-    Plotly.newPlot(source.dataset.target, figure.data, figure.layout, {displaylogo: false, responsive: false});
+    Plotly.newPlot(source.dataset.target, figure.data, figure.layout, {displayModeBar: false, responsive: false});
     return true;
   }
   function next() { if (draw()) { setTimeout(next, 0); } }
@@ -123,7 +123,7 @@ def _table(table: Table, heading: bool) -> str:
     classes = [' class="number"' if _is_number(table, column) else "" for column in table.frame.columns]
     head = "".join(f"<th{c}>{html.escape(str(n))}</th>" for c, n in zip(classes, table.frame.columns, strict=True))
     rows = "".join(
-        "<tr>" + "".join(f"<td{c}>{html.escape(v)}</td>" for c, v in zip(classes, row, strict=True)) + "</tr>"
+        "<tr>" + "".join(f"<td{c}>{_breakable(v)}</td>" for c, v in zip(classes, row, strict=True)) + "</tr>"
         for row in texts(table)
     )
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in table.notes)
@@ -131,6 +131,11 @@ def _table(table: Table, heading: bool) -> str:
     return f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>' + (
         f'<ul class="notes">{notes}</ul>' if notes else ""
     )
+
+
+def _breakable(text: str) -> str:
+    """Escaped, with places where a long name may go on in the next line."""
+    return re.sub(r"([_-])(?=\w{2})", r"\1<wbr>", html.escape(text))
 
 
 def _is_number(table: Table, column: str) -> bool:

@@ -152,8 +152,8 @@ class Ablation:
         setting: What was changed.
         metric: Metric of the scores.
         seed: Of the training.
-        validation: Validation score, larger is better.
-        test: Test score, larger is better, NaN where there is none.
+        validation: Validation score in the metric's own sign.
+        test: Test score in the metric's own sign, NaN where there is none.
         courses: ``epoch/...`` metric -> values by epoch; empty when read from a CSV file.
     """
 

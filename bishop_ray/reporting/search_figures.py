@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from bishop_ray.reporting.drawing import Figure, colour, line, plot, safe
+from bishop_ray.reporting.drawing import Figure, colour, line, plot, safe, whole_numbers
 from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, Study, Trial
 from bishop_ray.reporting.tables import shown
 from bishop_ray.tuning.importance import Importance, numbers
@@ -49,13 +49,17 @@ def best_over_trials(dataset: str, studies: Sequence[Study]) -> Figure:
                            legendgroup=label, showlegend=False, name=safe(f"{label}, {state}"))
             )  # fmt: skip
     failed = sum(study.count(FAILED) for study in studies)
+    last = max((len(study.trials) for study in studies), default=1)
     caption = (
         "Line: best validation score so far, trials in the order in which they ended. Circles: trials that ran to "
-        f"their end; crosses: stopped early. {failed} trial{'' if failed == 1 else 's'} failed and have no score."
+        "their end; crosses: stopped early." + (f" Failed, without a score: {failed}." if failed else "")
     )
     metric = studies[0].metric
     return Figure(
-        figure_name("best-trials", dataset), "Best so far, by trials", caption, plot("ended trials", metric, traces)
+        figure_name("best-trials", dataset),
+        "Best so far, by trials",
+        caption,
+        whole_numbers(plot("ended trials", metric, traces), last),
     )
 
 
@@ -80,7 +84,7 @@ def best_over_time(dataset: str, studies: Sequence[Study]) -> Figure:
         figure_name("best-time", dataset),
         "Best so far, over time",
         caption,
-        plot("minutes since the first trial began", studies[0].metric, traces),
+        plot("minutes since the first trial began", studies[0].metric, traces, xaxis_rangemode="tozero"),
     )
 
 
@@ -102,6 +106,7 @@ def survival(dataset: str, studies: Sequence[Study]) -> Figure | None:
         "themselves, by patience or at the last epoch, count as alive; failed ones are left out."
     )
     figure = plot("epoch", "share of trials alive", traces, yaxis_range=[0, 1.03])
+    whole_numbers(figure, max(int(trace.x[-1]) for trace in traces))
     return Figure(figure_name("survival", dataset), "Survival under early stopping", caption, figure)
 
 
@@ -128,7 +133,7 @@ def parallel(study: Study) -> Figure | None:
         )
         for row in order
     ]  # fmt: skip
-    figure = plot("", "", traces, height=400)
+    figure = plot("", "", traces, height=400, margin={"l": 75, "r": 45, "t": 15, "b": 90})
     for place, name in enumerate(names):
         _label_axis(figure, place, axes[name].ticks)
     _label_axis(figure, len(names), [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")])
@@ -159,7 +164,13 @@ def _axis(values: Sequence[str], space: str) -> _Axis:
     scaled = np.log(found) if space.startswith("log ") and min(found) > 0 else np.array(found)
     low, high = float(scaled.min()), float(scaled.max())
     place = ((scaled - low) / (high - low)).tolist()
-    return _Axis(place, [(0.0, f"{min(found):.3g}"), (1.0, f"{max(found):.3g}")])
+    return _Axis(place, [(0.0, _short(min(found))), (1.0, _short(max(found)))])
+
+
+def _short(value: float) -> str:
+    """Few letters: 0.2, 5e-4."""
+    text = f"{value:.2g}"
+    return text if len(text) <= 4 else f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _label_axis(figure: go.Figure, place: int, ticks: Sequence[tuple[float, str]]) -> None:
@@ -226,6 +237,7 @@ def layers(study: Study, kind: str) -> Figure | None:
     y, title, caption = words[kind]
     number = study.tags.get("best_trial", "")
     figure = plot("epoch", y, traces, height=430)
+    whole_numbers(figure, max(int(trace.x[-1]) for trace in traces))
     return Figure(figure_name(kind, study.name), title, f"Winner of {study.name} (trial {number}). {caption}", figure)
 
 

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bishop_ray.paper import importance
 from bishop_ray.reporting.honesty import interval
 from bishop_ray.reporting.paper import differences, paper_score
 from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, Study, Table
 from bishop_ray.training.metrics import METRICS, display
-from bishop_ray.tuning.importance import Importance, average
 
 FRACTIONS = ("auc", "accuracy", "balanced_accuracy", "f1", "r2")
 """Metrics shown in percent, as the paper does; others in their own units."""
@@ -25,7 +23,12 @@ UNITS = "AUC, accuracy, F1 and R² in percent; other metrics in their own units 
 
 def shown(metric: str, score: float) -> float:
     """A score as people read it: in the metric's own sign, fractions in percent."""
-    return display(metric, score) * (100.0 if metric in FRACTIONS else 1.0)
+    return display(metric, score) * unit(metric)
+
+
+def unit(metric: str) -> float:
+    """What a difference of scores is multiplied with to be shown: 100 for fractions."""
+    return 100.0 if metric in FRACTIONS else 1.0
 
 
 def by_pair(studies: Sequence[Study]) -> dict[tuple[str, str], list[Study]]:
@@ -66,7 +69,6 @@ def _result(dataset: str, model: str, group: Sequence[Study]) -> dict[str, Any]:
     paper = paper_score(group[0])
     means = [study.test_mean for study in group]
     spread = means if len(means) > 1 else list(group[0].scores)
-    unit = 100.0 if metric in FRACTIONS else 1.0
 
     def over(name: str) -> float:
         found = [study.metrics.get(name, math.nan) for study in group]
@@ -78,8 +80,8 @@ def _result(dataset: str, model: str, group: Sequence[Study]) -> dict[str, Any]:
         "metric": metric,
         "paper": math.nan if paper is None else shown(metric, paper),
         "ours": shown(metric, mean),
-        "±": statistics.stdev(spread) * unit if len(spread) > 1 else math.nan,
-        "difference": math.nan if paper is None else unit * (mean - paper),
+        "±": statistics.stdev(spread) * unit(metric) if len(spread) > 1 else math.nan,
+        "difference": math.nan if paper is None else unit(metric) * (mean - paper),
         "validation": over("best_val_score"),
         "linear": over("test_score_linear"),
         "constant": over("test_score_constant"),
@@ -90,10 +92,9 @@ def _result(dataset: str, model: str, group: Sequence[Study]) -> dict[str, Any]:
 
 
 def ranks_table(studies: Sequence[Study]) -> Table | None:
-    """Ranks of the models on the datasets that all of them have; None for a single model."""
+    """Ranks of the models on the datasets that all of them have; None where no two models share one."""
     pairs = by_pair(studies)
-    models = sorted({model for _, model in pairs})
-    datasets = [d for d in dict.fromkeys(d for d, _ in pairs) if all((d, m) in pairs for m in models)]
+    models, datasets = _comparable(list(pairs))
     if len(models) < 2:
         return None
     ours = _ranks({d: {m: pair_mean(pairs[d, m]) for m in models} for d in datasets})
@@ -112,19 +113,32 @@ def ranks_table(studies: Sequence[Study]) -> Table | None:
             "datasets of the paper": len(theirs[model]) if theirs else 0,
         }
         for model in models
-        if ours
     ]
     notes = [
         "1 is best. Equal scores share the mean of their ranks (the paper gives them the smallest). Ranks are among "
         "the models of this report, on the datasets that all of them have; the paper's figures are ranked in the same "
         "way, on those of these datasets for which it has a figure of every model here.",
     ]
-    missing = sorted({d for d, _ in pairs} - set(datasets))
-    if missing:
-        notes.append(f"Left out, because a model has no result: {', '.join(missing)}.")
-    frame = pd.DataFrame(rows).sort_values("mean", kind="stable") if rows else pd.DataFrame({"model": []})
+    for words, missing in (
+        ("Datasets left out, because a model has no result", {d for d, _ in pairs} - set(datasets)),
+        ("Models left out, because they share no dataset with the others", {m for _, m in pairs} - set(models)),
+    ):
+        if missing:
+            notes.append(f"{words}: {', '.join(sorted(missing))}.")
+    frame = pd.DataFrame(rows).sort_values("mean", kind="stable")
     digits = {"mean": 2, "median": 1, "min": 1, "max": 1, "mean rank of the paper's figures": 2}
     return Table("ranks", "Ranks", frame, tuple(notes), digits)
+
+
+def _comparable(pairs: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Models and the datasets that all of them have; those with the fewest are left out until there is one."""
+    models = sorted({model for _, model in pairs})
+    names = list(dict.fromkeys(dataset for dataset, _ in pairs))
+    while True:
+        datasets = [dataset for dataset in names if all((dataset, model) in pairs for model in models)]
+        if datasets or not models:
+            return models, datasets
+        models.remove(min(models, key=lambda m: (sum(model == m for _, model in pairs), m)))
 
 
 def _ranks(scores: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
@@ -172,7 +186,6 @@ def optimism_table(studies: Sequence[Study]) -> Table | None:
         if not study.scores:
             continue
         low, high, used = interval(study)
-        unit = 100.0 if study.metric in FRACTIONS else 1.0
         rows.append(
             {
                 "study": study.name,
@@ -180,7 +193,7 @@ def optimism_table(studies: Sequence[Study]) -> Table | None:
                 "configurations": len(study.trials),
                 "validation": shown(study.metric, study.validation_score),
                 "test": shown(study.metric, study.test_mean),
-                "optimism": unit * (study.validation_score - study.test_mean),
+                "optimism": unit(study.metric) * (study.validation_score - study.test_mean),
                 "95 % from": shown(study.metric, low if METRICS[study.metric].larger_is_better else high),
                 "to": shown(study.metric, high if METRICS[study.metric].larger_is_better else low),
                 "test rows": used or math.nan,
@@ -196,47 +209,3 @@ def optimism_table(studies: Sequence[Study]) -> Table | None:
     )
     digits = {"validation": 2, "test": 2, "optimism": 2, "95 % from": 2, "to": 2, "test rows": 0}
     return Table("optimism", "Optimism", pd.DataFrame(rows), notes, digits)
-
-
-def importance_table(model: str, found: Mapping[str, Mapping[str, Importance]]) -> Table | None:
-    """Importance of one model's hyperparameters per dataset and averaged, beside the paper's; None without trials.
-
-    Args:
-        model: Registry name.
-        found: Dataset -> study -> its importances.
-    """
-    usable = {dataset: [one for one in rows.values() if one.forest] for dataset, rows in found.items() if rows}
-    usable = {dataset: rows for dataset, rows in usable.items() if rows}
-    problems = [f"{name}: {one.problem}." for rows in found.values() for name, one in rows.items() if one.problem]
-    forests = {dataset: average([one.forest for one in rows]) for dataset, rows in usable.items()}
-    fanovas = {dataset: average([one.fanova for one in rows]) for dataset, rows in usable.items()}
-    columns: dict[str, Mapping[str, float]] = {}
-    if model == "bishop":
-        columns["paper, forest"] = importance()["average"]
-    if usable:
-        columns["mean, forest"] = average(list(forests.values()))
-        columns["mean, fANOVA"] = average(list(fanovas.values()))
-        columns |= {f"{d}, {kind}": shares[d] for d in usable for kind, shares in
-                    (("forest", forests), ("fANOVA", fanovas))}  # fmt: skip
-    if not columns or not found:
-        return None
-    names = list(dict.fromkeys(name for shares in reversed(columns.values()) for name in shares))
-    frame = pd.DataFrame([{"parameter": n} | {c: s.get(n, math.nan) for c, s in columns.items()} for n in names])
-    order = "mean, forest" if usable else "paper, forest"
-    notes = [
-        "Shares of the differences in validation scores that a parameter explains. forest: impurity decrease in a "
-        "random forest over logged trials, as in the paper, whose figures are an average over its datasets, from "
-        "random search without early stopping, and sum to 0.80. fANOVA: over the search space. Trials that were "
-        "stopped early count with the score they had reached. A dash: not searched, or not in the paper's table.",
-        *(
-            f"{name}: {one.trials} trials; the forest explains {one.out_of_bag:.2f} of the variance (R²) of trials it "
-            "was not grown on" + (", so its shares are noise." if one.out_of_bag <= 0 else ".")
-            for rows in found.values()
-            for name, one in rows.items()
-            if one.forest
-        ),
-        *problems,
-    ]
-    frame = frame.sort_values(order, ascending=False, kind="stable", na_position="last")
-    title = f"Importance of hyperparameters: {model}"
-    return Table(f"importance-{model}", title, frame, tuple(notes), dict.fromkeys(columns, 3))
