@@ -47,10 +47,10 @@ def ablation_table(runs: Sequence[Ablation]) -> Table | None:
     frame = pd.DataFrame([_row(key, group, means) for key, group in groups.items()])
     notes = (
         UNITS,
-        "Fixed configurations, nothing is selected by a score: test score, mean and sample deviation over runs (training "
-        "seeds), of the epoch with the best validation score. difference: of the means, to the setting full, gsh or all "
-        "of the same dataset and model. The paper's figures are means at its own defaults (width 512, up to 200 "
-        "epochs), over 3 runs (components) or 10 (hopfield), without deviations, of the last checkpoint (its text).",
+        "Fixed configurations, nothing is selected by a score: test score, mean and sample deviation over runs "
+        "(training seeds), of the epoch with the best validation score. difference: of the means, to the setting full, "
+        "gsh or all of the same dataset and model. The paper's figures are means at its own defaults over 3 runs "
+        "(components) or 10 (hopfield), without deviations; its text says: of the last checkpoint.",
     )
     digits = dict.fromkeys(["paper", "ours", "±", "difference", "validation"], 2)
     return Table("ablations", "Ablations", frame, notes, digits)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from bishop_ray.paper import importance
 from bishop_ray.reporting.ablations import ablation_figures, ablation_table
 from bishop_ray.reporting.drawing import Figure
-from bishop_ray.reporting.importance_table import ABOUT, importance_table
+from bishop_ray.reporting.importance_table import ABOUT, importance_table, notes
 from bishop_ray.reporting.outcome_figures import outcome_figures
 from bishop_ray.reporting.page import Section
 from bishop_ray.reporting.records import Ablation, Study, Table
@@ -64,6 +64,7 @@ def _importance(studies: Sequence[Study], found: Mapping[str, Importance]) -> li
     """A table per model, and for BiSHop the averages beside the paper's figures."""
     tables: list[Table] = []
     figures: list[Figure] = []
+    without: list[str] = []
     for model in dict.fromkeys(study.model for study in studies):
         own = [study for study in studies if study.model == model]
         by_dataset: dict[str, dict[str, Importance]] = {}
@@ -71,6 +72,8 @@ def _importance(studies: Sequence[Study], found: Mapping[str, Importance]) -> li
             by_dataset.setdefault(study.dataset, {})[study.name] = found[study.name]
         if table := importance_table(model, by_dataset):
             tables.append(table)
+        else:
+            without += notes(by_dataset)
         usable = [found[study.name] for study in own if found[study.name].forest]
         if model == "bishop" and usable:
             shares = {
@@ -79,6 +82,4 @@ def _importance(studies: Sequence[Study], found: Mapping[str, Importance]) -> li
                 "paper (random forest)": importance()["average"],
             }
             figures.append(importance_bars("average", model, shares))
-    if not tables:
-        return []
-    return [Section("Importance of hyperparameters", (ABOUT,), tuple(tables), tuple(figures))]
+    return [Section("Importance of hyperparameters", (ABOUT, *without), tuple(tables), tuple(figures))]

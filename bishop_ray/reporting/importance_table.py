@@ -23,7 +23,7 @@ Found = Mapping[str, Mapping[str, Importance]]
 
 
 def importance_table(model: str, found: Found) -> Table | None:
-    """Importance of one model's hyperparameters; None without studies.
+    """Importance of one model's hyperparameters; None where no study has enough trials and the paper no figures.
 
     Args:
         model: Registry name.
@@ -36,7 +36,7 @@ def importance_table(model: str, found: Found) -> Table | None:
     rows = [{"parameter": n} | {c: s.get(n, math.nan) for c, s in columns.items()} for n in names]
     order = next((c for c in columns if not c.startswith("paper")), next(iter(columns)))
     frame = pd.DataFrame(rows).sort_values(order, ascending=False, kind="stable", na_position="last")
-    return Table(f"importance-{model}", model, frame, _notes(found), dict.fromkeys(columns, 3))
+    return Table(f"importance-{model}", model, frame, notes(found), dict.fromkeys(columns, 3))
 
 
 def _columns(model: str, found: Found) -> dict[str, Mapping[str, float]]:
@@ -55,7 +55,7 @@ def _columns(model: str, found: Found) -> dict[str, Mapping[str, float]]:
     return columns
 
 
-def _notes(found: Found) -> tuple[str, ...]:
+def notes(found: Found) -> tuple[str, ...]:
     """How far each study's shares can be trusted, or why it has none."""
     notes = []
     for rows in found.values():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bishop_ray.reporting.honesty import interval
+from bishop_ray.reporting.honesty import RESAMPLES, interval
 from bishop_ray.reporting.paper import differences, paper_score
 from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, Study, Table
 from bishop_ray.training.metrics import METRICS, display
@@ -179,13 +179,13 @@ def cost_table(studies: Sequence[Study]) -> Table:
     return Table("cost", "Cost of the searches", pd.DataFrame(rows), notes, digits)
 
 
-def optimism_table(studies: Sequence[Study]) -> Table | None:
+def optimism_table(studies: Sequence[Study], resamples: int = RESAMPLES) -> Table | None:
     """How much better the validation score is than the test score, and how sure the latter is; None if unknown."""
     rows = []
     for study in studies:
         if not study.scores:
             continue
-        low, high, used = interval(study)
+        low, high, used = interval(study, resamples)
         rows.append(
             {
                 "study": study.name,
