@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray import cli, models_cli
+from bishop_ray import cli, models_cli, report_cli
 from bishop_ray.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +31,13 @@ def test_models_lines_parse(line: str) -> None:
     words = shlex.split(line)
     args = models_cli.models_parser().parse_args(words[words.index("jobs/models.py") + 1 :])
     assert args.action in ("ensemble", "sync")
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/report.py" in line])
+def test_report_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    args = report_cli.report_parser().parse_args(words[words.index("jobs/report.py") + 1 :])
+    assert args.studies or args.experiment or args.paper_table
 
 
 def test_every_model_is_named() -> None:
@@ -76,7 +83,7 @@ def parsers() -> list[argparse.ArgumentParser]:
     """All parsers, those of a job's actions included."""
     models = models_cli.models_parser()
     actions = next(a for a in models._actions if isinstance(a, argparse._SubParsersAction))
-    return [cli.tune_parser(), *actions.choices.values()]
+    return [cli.tune_parser(), report_cli.report_parser(), *actions.choices.values()]
 
 
 def test_flags_it_names_exist() -> None:

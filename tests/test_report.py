@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from report_fixtures import HOSTILE, TRIALS, predictions, record
+from report_tools import HOSTILE, TRIALS, predictions, record, write_study
 
 from bishop_ray import report_cli
 from bishop_ray.data.table import TaskType
@@ -30,7 +33,19 @@ from bishop_ray.tracking import runs_frame
 from bishop_ray.tracking.reading import Point, Reader
 from bishop_ray.tuning.predictions import predictions_csv
 
-pytest_plugins = ("tracking_fixtures", "report_fixtures")
+pytest_plugins = ("tracking_fixtures",)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def report_store(new_database: tuple[Path, object], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Folder and address of a store with a study of enough trials for importance, and one of too few."""
+    folder = tmp_path_factory.mktemp("report")
+    shutil.copy(new_database[0], folder / "mlflow.db")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    write_study(folder, uri, "qsar_biodeg-bishop-s0", "bishop", TRIALS)
+    write_study(folder, uri, "qsar_biodeg-lightgbm-s0", "lightgbm", 3)
+    return folder, uri
 
 
 def test_result_beside_the_papers_figure() -> None:
@@ -298,3 +313,21 @@ def test_a_file_of_ablations_without_a_column(tmp_path: Path) -> None:
 def test_unknown_study_is_told_by_name(report_store: tuple[Path, str]) -> None:
     with pytest.raises(UnknownName, match="known: qsar_biodeg-bishop-s0, qsar_biodeg-lightgbm-s0"):
         make_report(Selection(("zzz",)), storage=report_store[0], uri=report_store[1])
+
+
+def test_the_job_answers_at_once_and_in_one_line(tmp_path: Path) -> None:
+    code = (
+        "import sys, runpy\n"
+        "sys.argv = ['jobs/report.py', '--help']\n"
+        "try:\n    runpy.run_path('jobs/report.py', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "bad = {m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'mlflow', 'optuna', 'plotly', 'sklearn'}\n"
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    helped = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert helped.returncode == 0, helped.stderr
+    assert "--paper-table" in helped.stdout
+    wrong = subprocess.run([sys.executable, "jobs/report.py", "--nope"], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert wrong.stderr.startswith("error: ")

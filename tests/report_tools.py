@@ -1,13 +1,11 @@
-"""A store with studies as searches leave them, written by the real tracker; a pytest plugin for tests of the report."""
+"""Studies for tests of the report: records made by hand, and studies in MLflow written by the real tracker."""
 
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.data.target import TargetCoder
@@ -83,14 +81,3 @@ def write_study(folder: Path, uri: str, name: str, model: str, trials: int) -> N
         texts={PREDICTIONS: predictions_csv(coder, (y, output), (y, output))},
     )
     assert tracker.close(timeout=60)
-
-
-@pytest.fixture(scope="module")
-def report_store(new_database: tuple[Path, object], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Folder and address of a store with a study of enough trials for importance, and one of too few."""
-    folder = tmp_path_factory.mktemp("report")
-    shutil.copy(new_database[0], folder / "mlflow.db")
-    uri = f"sqlite:///{folder}/mlflow.db"
-    write_study(folder, uri, "qsar_biodeg-bishop-s0", "bishop", TRIALS)
-    write_study(folder, uri, "qsar_biodeg-lightgbm-s0", "lightgbm", 3)
-    return folder, uri
