@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
-    "tracking", "tuning", "ablations", "listing", "screen", "flags", "cli", "choices", "commands", "models_cli",
-    "theory_cli", "ablate_cli", "jobs",
+    "tracking", "tuning", "ablations", "reporting", "listing", "screen", "flags", "cli", "choices", "commands",
+    "models_cli", "report_cli", "theory_cli", "ablate_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -42,6 +42,7 @@ HOMES = {
         "bishop_ray/models/gbdt.py",
         "bishop_ray/training/metrics.py",
         "bishop_ray/training/reference.py",
+        "bishop_ray/tuning/importance.py",
         "jobs/bench/search.py",
     ),
     "scipy": ("bishop_ray/data/numbers.py", "bishop_ray/models/"),
@@ -55,6 +56,7 @@ HOMES = {
     ),
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
     "mlflow": ("bishop_ray/tracking/",),
+    "plotly": ("bishop_ray/reporting/",),
     "argparse": (
         "bishop_ray/flags.py",
         "bishop_ray/cli.py",
@@ -64,6 +66,7 @@ HOMES = {
         "bishop_ray/models_cli.py",
         "bishop_ray/theory_cli.py",
         "bishop_ray/ablate_cli.py",
+        "bishop_ray/report_cli.py",
         "jobs/",
     ),
     "pickle": (),

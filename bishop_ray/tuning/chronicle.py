@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
 from bishop_ray.tuning.evaluate import Evaluation
 from bishop_ray.tuning.facts import AUTOML
+from bishop_ray.tuning.predictions import PREDICTIONS
 from bishop_ray.tuning.prepare import Prepared
 from bishop_ray.tuning.space import SearchSpace, flatten
 from bishop_ray.tuning.store import OpenStudy, remove_study, stored_identity, study_folder
@@ -39,6 +41,11 @@ def finished_result(config: StudyConfig, opened: OpenStudy) -> StudyResult | Non
 def _settle(config: StudyConfig, identity: str, status: str, reason: str) -> None:
     spool = study_folder(config) / SPOOL
     settle(config.tracking_uri, config.ref.experiment, identity, spool, status, reason)
+
+
+def reference_metrics(references: Mapping[str, float]) -> dict[str, float]:
+    """Test scores of the linear model and of the constant prediction under names that no score of the winner has."""
+    return {"test_score_linear": references["linear"], "test_score_constant": references["mean"]}
 
 
 def trained_on(config: StudyConfig) -> str:
@@ -139,7 +146,7 @@ def finish(
 ) -> StudyResult:
     """Registers the winner, then writes the result to the tracker and the study."""
     scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
-    scores |= {f"test_score_{name}": value for name, value in final.references.items()}
+    scores |= reference_metrics(final.references)
     scores["test_score"] = final.test_scores[final.registered]
     run_id = tracker.parent_run_id()
     model = register_best(
@@ -190,8 +197,11 @@ def finish(
             "registered_model": f"{model.name} v{model.version}",
             "trained_on": trained_on(config),
             "test_openings": str(opened.test_openings),
+            "eval_seeds": json.dumps(list(final.seeds)),
+            "test_scores": json.dumps(list(final.test_scores)),
+            "val_scores": json.dumps(list(final.val_scores)),
         },
-        texts={"leaderboard.csv": to_csv(leaderboard([result]))},
+        texts={"leaderboard.csv": to_csv(leaderboard([result])), PREDICTIONS: final.predictions},
         tables={"leaderboard.json": trial_rows(opened.study)},
     )
     opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds, "refit": config.refit})
