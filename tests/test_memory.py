@@ -17,7 +17,6 @@ from training_fakes import CONFIG, Mlp, spec_of, table
 from bishop_ray.data.table import Table, TaskType
 from bishop_ray.models import MODELS, create_model
 from bishop_ray.models.embeddings import quantile_edges
-from bishop_ray.training import memory
 from bishop_ray.training.loop import fit_network
 from bishop_ray.training.resident import Resident
 
