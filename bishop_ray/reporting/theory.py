@@ -19,6 +19,8 @@ RATES = (
     ("iterations", "violated", "Updates until rest", "of draws in which sparse needs more updates"),
 )
 """Table, column, title and meaning of the pictures of rates."""
+CURVES = ("noise",)
+"""Tables of hundreds of points, which only the pictures show."""
 
 
 def theory_page(titles: Mapping[str, str], tables: Mapping[str, Rows], facts: Sequence[str]) -> str:
@@ -38,23 +40,13 @@ def theory_page(titles: Mapping[str, str], tables: Mapping[str, Rows], facts: Se
         ],
         "noise": _noise(tables["noise"]),
     }
-    sections = [
-        Section(
-            title.partition(":")[0],
-            (title,),
-            (
-                Table(
-                    name,
-                    title.partition(":")[0],
-                    pd.DataFrame(tables[name]),
-                    (),
-                    dict.fromkeys(_numbers(tables[name]), 4),
-                ),
-            ),
-            tuple(figures.get(name, ())),
-        )
-        for name, title in titles.items()
-    ]
+    sections = []
+    for name, title in titles.items():
+        short, frame = title.partition(":")[0], pd.DataFrame(tables[name])
+        table = Table(name, short, frame, (), dict.fromkeys(_numbers(tables[name]), 4))
+        shown = () if name in CURVES else (table,)
+        more = () if shown else (f"The numbers stand in {name}.csv.",)
+        sections.append(Section(short, (title, *more), shown, tuple(figures.get(name, ()))))
     return page("Theory of memory retrieval, measured", facts, sections)
 
 
@@ -117,7 +109,7 @@ def _updates(rows: Rows) -> list[Figure]:
             )  # fmt: skip
         figure = plot("beta", "updates", traces)
         figure.update_xaxes(type="log", dtick=1)
-        figure.update_yaxes(type="log", dtick=1)
+        figure.update_yaxes(type="log", dtick="D2")
         caption = "Mean number of updates until the state stands still."
         figures.append(
             Figure(f"theory-updates-{patterns}", f"Updates until rest, {patterns} patterns", caption, figure)
