@@ -101,14 +101,12 @@ def run_ablate(args: argparse.Namespace) -> int:
     choices.check_metric_fits(args.metric, refs)
     configs = _configs(args, refs, models, None)
     from bishop_ray.tracking import check_tracking
-    from bishop_ray.tuning.cluster import connect
     from bishop_ray.tuning.prepare import load
 
     if len(configs) == 1:  # a single bad table is answered before anything is started
         load(configs[0].study)
     check_tracking(configs[0].study.tracking_uri)
-    cluster = connect(args.ray_address)
-    cli.catch_signals()  # Ray has put its own handlers in place
+    cluster = commands.connect_cluster(args.ray_address)
     return _run(args, _configs(args, refs, models, cluster), failures)
 
 

@@ -126,6 +126,8 @@ def check_metric_fits(metric: str | None, refs: list[DatasetRef]) -> None:
     for group in {short[ref.group] for ref in refs if ref.group in short}:
         check_metric(metric, TaskType.BINARY if group.endswith("C") else TaskType.REGRESSION)
     for ref in refs:
+        if ref.kind == "paper":
+            check_metric(metric, TaskType(PAPER_SETS[ref.name].task))
         if ref.kind == "openml" and ref.group == ref.locator:
             from bishop_ray.data.sources import load_dataset
 

@@ -57,7 +57,7 @@ def tune(args: argparse.Namespace) -> int:
     loaded = load(configs[0]) if len(refs) == 1 else None
     # What only this process needs is imported and checked while Ray starts, which takes seconds.
     ready = _Background(lambda: _check(uri, configs, loaded))
-    cluster = _connect(args.ray_address)
+    cluster = connect_cluster(args.ray_address)
     check_shared(storage)
     ready.result()
     configs = studies(args, refs, models, storage, uri, cluster)
@@ -91,7 +91,8 @@ def _run(
     return cli.EXIT_FAILED if failures or failed else 0
 
 
-def _connect(address: str) -> Cluster:
+def connect_cluster(address: str) -> Cluster:
+    """Joins the cluster of ``--ray-address``, or starts Ray in this process."""
     from bishop_ray.tuning.cluster import connect
 
     cluster = connect(address)
@@ -136,7 +137,7 @@ def _dry_run(
                 raise
             failed = True
             lines.append(f"{config.name}: {error}")
-    cluster = _connect(args.ray_address)
+    cluster = connect_cluster(args.ray_address)
     planned = {c.model: c for c in studies(args, refs, models, storage, "", cluster) if c.model in usable}
     print("\n".join([*lines, *(plan(config, cluster, len(models) > 1) for config in planned.values())]))
     return cli.EXIT_FAILED if failed else 0

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
     "tracking", "tuning", "ablations", "reporting", "listing", "screen", "flags", "cli", "choices", "commands",
-    "models_cli", "report_cli", "theory_cli", "ablate_cli", "jobs",
+    "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -67,6 +67,7 @@ HOMES = {
         "bishop_ray/theory_cli.py",
         "bishop_ray/ablate_cli.py",
         "bishop_ray/report_cli.py",
+        "bishop_ray/train_cli.py",
         "jobs/",
     ),
     "pickle": (),

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from bishop_ray import cli, paper
-from bishop_ray.choices import datasets
+from bishop_ray.choices import check_metric_fits, datasets
 from bishop_ray.data.paper_load import _fold, _known, clean_paper
 from bishop_ray.data.paper_sets import PAPER_SETS
 from bishop_ray.data.sources import load_dataset, paper_dataset
@@ -173,6 +173,8 @@ def test_names_and_folders_that_are_not_there(tmp_path: Path, monkeypatch: pytes
     assert [ref.key for ref in found] == ["iris", "paper-adult"]
     assert found[1].locator == str(tmp_path / "adult.csv")
     assert not failures
+    with pytest.raises(UserError, match="metric 'r2' does not fit a binary task"):
+        check_metric_fits("r2", found)
     with pytest.raises(UserError, match="--data-dir goes with --dataset; found --suite"):
         datasets(cli.tune_parser().parse_args(["--suite", "CR", "--data-dir", "x"]))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray import ablate_cli, cli, models_cli, report_cli, theory_cli
+from bishop_ray import ablate_cli, cli, models_cli, report_cli, theory_cli, train_cli
 from bishop_ray.ablations.settings import ABLATIONS, chosen
 from bishop_ray.models import MODELS
 
@@ -61,6 +61,14 @@ def test_report_lines_parse(line: str) -> None:
     assert args.studies or args.experiment or args.paper_table
 
 
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/train.py" in line])
+def test_train_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    args = train_cli.train_parser().parse_args(words[words.index("jobs/train.py") + 1 :])
+    assert cli.one_source(args) in ("table", "dataset")
+    assert args.model in MODELS
+
+
 def test_every_model_is_named() -> None:
     section = TEXT.split("## All models")[1].split("\n## ")[0]
     assert set(re.findall(r"`([a-z0-9_]+)`", section)) >= set(MODELS)
@@ -106,6 +114,7 @@ def parsers() -> list[argparse.ArgumentParser]:
     actions = next(a for a in models._actions if isinstance(a, argparse._SubParsersAction))
     return [
         cli.tune_parser(),
+        train_cli.train_parser(),
         report_cli.report_parser(),
         ablate_cli.ablate_parser(),
         theory_cli.theory_parser(),

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bishop_ray.ablations.settings import Setting, base_name, chosen
-from bishop_ray.config import Params, TrainConfig
-from bishop_ray.errors import UnknownName, UserError
-from bishop_ray.models import model_class
-from bishop_ray.tuning.ranges import Default, Range, check_type
-from bishop_ray.tuning.space import FLAGS, load_space, unflatten
+from bishop_ray.config import Params
+from bishop_ray.tuning.ranges import Range
+from bishop_ray.tuning.settings import check_builds, defaults_of, fixed_params
+from bishop_ray.tuning.space import flatten, load_space, unflatten
 
 ALWAYS_TRAINS_ON = "convergence"
 """The ablation whose runs all have every epoch, so that its curves are means over the same runs everywhere."""
@@ -43,67 +37,33 @@ def base_params(name: str, model: str, space: str, given: Mapping[str, Any], max
     flat = constants | (found.first[0] if found.first else {}) | dict(given)
     if name == ALWAYS_TRAINS_ON:
         flat.setdefault("train.patience", max_epochs)
-    return _checked(unflatten(flat), model, "--set")
-
-
-def _checked(params: Params, model: str, where: str) -> Params:
-    try:
-        TrainConfig(**params["train"])
-        model_class(model).check(**params["model"])
-    except ValueError as error:
-        raise UserError(f"{where}: {model}: {error}") from None
+    params = unflatten(flat)
+    check_builds(Path("--set"), model, f"{model}: ", params)
     return params
 
 
 def all_arguments(model: str, params: Params) -> Params:
     """The configuration with every argument of the model, defaults included."""
-    signature = inspect.signature(model_class(model).__init__).parameters
-    defaults = {n: p.default for n, p in signature.items() if n not in ("self", "spec")}
+    defaults = {
+        name.partition(".")[2]: default.value for name, default in defaults_of(model).items() if name[:6] == "model."
+    }
     return {"model": defaults | params["model"], "train": params["train"]}
 
 
 def given_values(texts: Sequence[str], models: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Model -> flat name -> value of ``[MODEL.][model.|train.]NAME=VALUE``; without MODEL it is the first model's.
+    """Model -> flat name -> value of ``[MODEL.]KEY=VALUE``, see `fixed_params`; without MODEL it is the first model's.
 
     Raises:
-        UserError: No "=", a wrong type, or a name twice.
-        UnknownName: The model has no such setting.
+        UserError: An unknown key, a wrong type, or a value that is refused.
     """
-    found: dict[str, dict[str, Any]] = {model: {} for model in models}
+    own: dict[str, list[str]] = {model: [] for model in models}
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise UserError(f"--set: expected NAME=VALUE; found {text!r}")
-        head, _, tail = key.strip().partition(".")
-        model, name = (head, tail) if head in models and tail else (models[0], key.strip())
-        full, read = _read(model, name, value)
-        if full in found[model]:
-            raise UserError(f"--set: {name} is given twice")
-        found[model][full] = read
-    return found
-
-
-def _read(model: str, name: str, value: str) -> tuple[str, Any]:
-    """Full name and value; types as the signature has them."""
-    signature = inspect.signature(model_class(model).__init__).parameters.values()
-    known = {
-        f"model.{p.name}": Default.of(p.default, p.annotation) for p in signature if p.name not in ("self", "spec")
-    }
-    known |= {f"train.{f.name}": Default.of(f.default, f.type) for f in fields(TrainConfig) if f.name not in FLAGS}
-    full = next((n for n in (name, f"model.{name}", f"train.{name}") if n in known), "")
-    if not full:
-        if flag := FLAGS.get(name.removeprefix("train.")):
-            raise UserError(f"--set: {name} is no setting; {flag} sets it")
-        raise UnknownName(f"setting of {model}", name, [n.partition(".")[2] for n in known])
-    try:
-        read = yaml.safe_load(value)
-    except yaml.YAMLError:
-        read = value
-    if isinstance(read, str) and isinstance(known[full].value, int | float):
-        with suppress(ValueError):
-            read = float(read)  # YAML takes 1e-3 for a text
-    check_type(Path("--set"), full, read, known[full])
-    return full, read
+        head, _, tail = text.strip().partition(".")
+        if head in own and "=" in tail:
+            own[head].append(tail)
+        else:
+            own[models[0]].append(text)
+    return {model: flatten(fixed_params(model, mine)) for model, mine in own.items()}
 
 
 def settings_of(
@@ -125,5 +85,5 @@ def settings_of(
     wanted = {(s.name, s.model) for s in chosen(name, models, only)} | {(bases[m], m) for m in models}
     settings = tuple(s for s in chosen(name, models, ()) if (s.name, s.model) in wanted)
     for setting in settings:
-        _checked(setting.params(base[setting.model]), setting.model, f"{name}: setting {setting.name}")
+        check_builds(Path(name), setting.model, f"setting {setting.name}: ", setting.params(base[setting.model]))
     return settings, bases

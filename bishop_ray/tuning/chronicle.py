@@ -23,7 +23,7 @@ from bishop_ray.tuning.trials import count_states, params_of, trial_rows
 def start_over(config: StudyConfig) -> None:
     """Ends what an earlier, perhaps killed run left open in MLflow, then removes the study."""
     if identity := stored_identity(config):
-        _settle(config, identity, "KILLED", "started over")
+        settle_runs(config, identity, "KILLED", "started over")
     remove_study(config)
 
 
@@ -34,11 +34,12 @@ def finished_result(config: StudyConfig, opened: OpenStudy) -> StudyResult | Non
         return None
     if stored["eval_seeds"] != config.eval_seeds or stored.get("refit", False) != config.refit:
         return None
-    _settle(config, opened.identity, "FINISHED", "finished")
+    settle_runs(config, opened.identity, "FINISHED", "finished")
     return StudyResult(**{k: v for k, v in stored.items() if k not in ("eval_seeds", "refit")} | {"reused": True})
 
 
-def _settle(config: StudyConfig, identity: str, status: str, reason: str) -> None:
+def settle_runs(config: StudyConfig, identity: str, status: str, reason: str) -> None:
+    """Brings a study's runs in MLflow to their end; without a run nothing happens."""
     spool = study_folder(config) / SPOOL
     settle(config.tracking_uri, config.ref.experiment, identity, spool, status, reason)
 
@@ -135,6 +136,12 @@ def open_search_tracker(
     )
 
 
+def test_metrics(final: Evaluation) -> dict[str, float]:
+    """The test scores as metrics in MLflow: mean and deviation over the seeds, and those of the two references."""
+    scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
+    return scores | reference_metrics(final.references)
+
+
 def finish(
     config: StudyConfig,
     prepared: Prepared,
@@ -145,8 +152,7 @@ def finish(
     seconds: float,
 ) -> StudyResult:
     """Registers the winner, then writes the result to the tracker and the study."""
-    scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
-    scores |= reference_metrics(final.references)
+    scores = test_metrics(final)
     scores["test_score"] = final.test_scores[final.registered]
     run_id = tracker.parent_run_id()
     model = register_best(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from bishop_ray.errors import TrainingFailed
 from bishop_ray.predictor import Predictor
 from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.trial import TrialSettings
-from bishop_ray.training.worker import evaluate_seed
+from bishop_ray.training.worker import evaluate_seed, last_error
 from bishop_ray.tuning.costs import Costs, measure
 from bishop_ray.tuning.placement import Placement
 from bishop_ray.tuning.predictions import predictions_csv
@@ -43,6 +43,8 @@ class Evaluation:
         registered: Position of `predictor` among the seeds.
         costs: Of `predictor`.
         predictions: Of the first seed's training, see `predictions_csv`.
+        infos: What each training left in its predictor, e.g. its epochs and seconds.
+        failed: Seeds whose training failed, with the reason.
     """
 
     predictor: Predictor
@@ -53,6 +55,8 @@ class Evaluation:
     registered: int
     costs: Costs
     predictions: str
+    infos: tuple[dict[str, Any], ...] = ()
+    failed: dict[int, str] = field(default_factory=dict)
 
     @property
     def test_mean(self) -> float:
@@ -103,7 +107,7 @@ def final_evaluation(
         TrainingFailed: No seed's training succeeded.
     """
     ask = placement.again(params)
-    trained = _train(
+    trained, failed = _train(
         settings,
         number,
         params,
@@ -130,9 +134,11 @@ def final_evaluation(
     references = test_references(config, raw)
     chosen = refitted or predictors[best]
     _, costs = measure(chosen, raw.frame)
+    infos = tuple(dict(p.info) for p in predictors)
     target = prepared.preprocessor.target
     predictions = predictions_csv(target, (validation.y, val_outputs[0]), (test.y, test_outputs[0]))
-    return Evaluation(chosen, val_scores, test_scores, references, tuple(trained), best, costs, predictions)
+    seeds = tuple(trained)
+    return Evaluation(chosen, val_scores, test_scores, references, seeds, best, costs, predictions, infos, failed)
 
 
 def _outputs(predictor: Predictor, table: Table) -> NDArray[Any]:
@@ -151,8 +157,8 @@ def _train(
     seeds: tuple[int, ...],
     ask: Ask,
     slots: int,
-) -> dict[int, Path]:
-    """Seed -> folder of its predictor; side by side where trials ran so.
+) -> tuple[dict[int, Path], dict[int, str]]:
+    """Seed -> folder of its predictor, and seed -> why its training failed; side by side where trials ran so.
 
     A deadline bounds each training: those that queue behind others get their share of the time left.
     """
@@ -164,9 +170,15 @@ def _train(
     else:
         calls = _side_by_side(settings, number, params, seeds, slots, share, ask)
     trained = {seed: Path(found) for seed, found in zip(seeds, calls, strict=True) if not isinstance(found, Exception)}
+    # Ray's text of an error is a whole traceback; one line of it says why.
+    failed = {
+        seed: last_error(str(found).splitlines())
+        for seed, found in zip(seeds, calls, strict=True)
+        if isinstance(found, Exception)
+    }
     if not trained:
-        raise TrainingFailed(f"the winner, trial {number}, cannot be trained again: {calls[0]}")
-    return trained
+        raise TrainingFailed(f"the winner, trial {number}, cannot be trained again: {failed[seeds[0]]}")
+    return trained, failed
 
 
 def _side_by_side(
