@@ -240,7 +240,7 @@ def test_importance_finds_what_matters_and_needs_trials(written: Written) -> Non
     assert shares["qsar_biodeg, forest"].sum() == pytest.approx(1.0)
     assert shares.loc["train.lr", "paper, forest"] == 0.17
     text = (written.folder / "report.md").read_text("utf-8")
-    assert "3 trials with a score; at least 20 are needed" in text
+    assert "too few trials with a score: 3, at least 20 are needed" in text
 
 
 def test_page_holds_everything_and_names_stay_text(written: Written) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bishop_ray.errors import UnknownName
 from bishop_ray.paper import SCALE, PaperTable, ablation
-from bishop_ray.reporting.drawing import Figure, colour, line, plot, safe
+from bishop_ray.reporting.drawing import DASHES, Figure, colour, line, plot, safe
 from bishop_ray.reporting.paper import paper_dataset
 from bishop_ray.reporting.records import Ablation, Table
 from bishop_ray.reporting.search_figures import figure_name
@@ -129,31 +129,34 @@ def _bars(name: str, dataset: str, runs: Sequence[Ablation]) -> Figure:
 def _curves(name: str, dataset: str, runs: Sequence[Ablation]) -> Figure:
     """Score over the number in a setting, a line per model and per word in it (the order of removal)."""
     metric = runs[0].metric
-    lines: dict[str, dict[float, list[float]]] = {}
+    lines: dict[tuple[str, str], dict[float, list[float]]] = {}
     for run in runs:
         number = re.search(r"\d+(?:\.\d+)?", run.setting)
         at = float(number.group()) if number else 0.0
         for label in _labels(name, run, runs):
             lines.setdefault(label, {}).setdefault(at, []).append(unit(metric) * run.test)
     traces = []
-    for i, (label, points) in enumerate(lines.items()):
+    models, orders = ({word: i for i, word in enumerate(dict.fromkeys(words))} for words in zip(*lines, strict=True))
+    for (model, order), points in lines.items():
         xs = sorted(points)
         error = {"type": "data", "array": [float(np.std(points[x], ddof=1)) if len(points[x]) > 1 else 0 for x in xs]}
         means = [float(np.mean(points[x])) for x in xs]
-        traces.append(line(label, xs, means, i, mode="lines+markers", error_y=error))
+        title = f"{model}, {order}" if order else model
+        style = {"dash": DASHES[orders[order] % len(DASHES)]}
+        traces.append(line(title, xs, means, models[model], mode="lines+markers", error_y=error, line=style))
     x = "features removed, percent" if name == "sparsity" else "number of layers"
     caption = "Mean test score with the sample deviation over runs."
     figure = plot(x, f"test {metric}", traces, height=420)
     return Figure(figure_name("ablation", name, dataset), f"Ablation {name}, {dataset}", caption, figure)
 
 
-def _labels(name: str, run: Ablation, runs: Sequence[Ablation]) -> list[str]:
-    """The lines that a run is a point of: its model's, or its order's; with all features, those of all orders."""
+def _labels(name: str, run: Ablation, runs: Sequence[Ablation]) -> list[tuple[str, str]]:
+    """The lines that a run is a point of, by model and order of removal; with all features, those of all orders."""
     if name != "sparsity":
-        return [run.model]
+        return [(run.model, "")]
     words = [run.setting] if run.setting != "all" else [r.setting for r in runs if r.model == run.model]
     orders = dict.fromkeys(word.partition("_")[0] for word in words if "_" in word)
-    return [f"{run.model}, {order}" for order in orders]
+    return [(run.model, order) for order in orders] or [(run.model, "")]
 
 
 def _convergence(dataset: str, runs: Sequence[Ablation]) -> list[Figure]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from bishop_ray.paper import importance
 from bishop_ray.reporting.ablations import ablation_figures, ablation_table
 from bishop_ray.reporting.drawing import Figure
+from bishop_ray.reporting.importance_figures import importance_bars, study_importance
 from bishop_ray.reporting.importance_table import ABOUT, importance_table, notes
 from bishop_ray.reporting.outcome_figures import outcome_figures
 from bishop_ray.reporting.page import Section
@@ -14,10 +15,8 @@ from bishop_ray.reporting.records import Ablation, Study, Table
 from bishop_ray.reporting.search_figures import (
     best_over_time,
     best_over_trials,
-    importance_bars,
     layers,
     parallel,
-    study_importance,
     survival,
 )
 from bishop_ray.reporting.tables import cost_table, optimism_table, ranks_table, results_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,7 +13,7 @@ from plotly.colors import sample_colorscale
 from bishop_ray.reporting.drawing import Figure, colour, line, plot, safe, whole_numbers
 from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, Study, Trial
 from bishop_ray.reporting.tables import shown
-from bishop_ray.tuning.importance import Importance, numbers
+from bishop_ray.tuning.importance import numbers
 
 SYMBOLS = {COMPLETE: "circle", EARLY: "x-thin", FAILED: "triangle-down-open"}
 LINES = 300
@@ -186,38 +186,6 @@ def _chosen(trials: Sequence[Trial]) -> list[Trial]:
     ordered = sorted(trials, key=lambda t: -t.score)
     half = LINES // 2
     return ordered[:half] + [ordered[int(i)] for i in np.linspace(half, len(ordered) - 1, LINES - half)]
-
-
-def importance_bars(dataset: str, model: str, shares: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Importances side by side.
-
-    Args:
-        dataset: Of the figure's name.
-        model: Registry name.
-        shares: Method -> parameter -> share; the first decides the order.
-    """
-    order = sorted(next(iter(shares.values())), key=lambda name: next(iter(shares.values()))[name])
-    order = [*(n for s in shares.values() for n in s if n not in order), *order]
-    order = list(dict.fromkeys(order))
-    traces = [
-        go.Bar(y=[safe(n) for n in order], x=[row.get(n) for n in order], orientation="h", name=safe(method),
-               marker={"color": colour(i)})
-        for i, (method, row) in enumerate(shares.items())
-    ]  # fmt: skip
-    height = max(260, 90 + 14 * len(order) * len(shares))
-    figure = plot("share", "", traces, height=height, barmode="group", legend_traceorder="normal")
-    figure.update_yaxes(showgrid=False)
-    caption = "Share of the differences in validation scores that each searched hyperparameter explains; see the table."
-    title = f"Importance of hyperparameters: {model}"
-    return Figure(figure_name("importance", dataset, model), title, caption, figure)
-
-
-def study_importance(study: Study, found: Importance) -> Figure | None:
-    """Importances of one study; None where it has too few trials."""
-    if not found.forest:
-        return None
-    shares = {"random forest": found.forest, "fANOVA": found.fanova}
-    return importance_bars(study.name, study.model, shares)
 
 
 def layers(study: Study, kind: str) -> Figure | None:

@@ -65,7 +65,9 @@ def importance_of(trials: Sequence[Observed], space: Mapping[str, str]) -> Impor
     columns = {name: [t.params.get(name, "") for t in scored] for name in space}
     columns = {name: values for name, values in columns.items() if len(set(values)) > 1}
     if len(scored) < LEAST_TRIALS:
-        return Importance(len(scored), problem=f"{len(scored)} trials with a score; at least {LEAST_TRIALS} are needed")
+        return Importance(
+            len(scored), problem=f"too few trials with a score: {len(scored)}, at least {LEAST_TRIALS} are needed"
+        )
     if not columns:
         return Importance(len(scored), problem="no parameter differs between the trials")
     scores = np.array([t.score for t in scored])
