@@ -27,7 +27,7 @@ from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.split import SplitProtocol
 from bishop_ray.data.suites import DatasetRef
 from bishop_ray.data.table import TableSpec, TaskType
-from bishop_ray.errors import BadSearchSpace, BadTable, UnknownName, UserError
+from bishop_ray.errors import BadTable, UserError
 from bishop_ray.models.bishop.block import BiSHopModule, CellMLP
 from bishop_ray.models.bishop.decoder import LinearReadout
 from bishop_ray.models.bishop.model import BiSHop
@@ -342,18 +342,19 @@ def test_values_are_read_with_the_types_of_the_signature() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "words"),
+    ("text", "words"),
     [
-        ("d_model", UserError, "expected NAME=VALUE; found 'd_model'"),
-        ("d_modle=8", UnknownName, "did you mean 'd_model'"),
-        ("d_model=wide", BadSearchSpace, "--set: model.d_model must be int; found 'wide'"),
-        ("d_model=true", BadSearchSpace, "must be int; found True"),
-        ("train.seed=3", UserError, "--seed sets it"),
+        ("d_model", "expected KEY=VALUE"),
+        ("d_modle=8", "did you mean 'd_model'"),
+        ("d_model=wide", "--set: model.d_model must be"),
+        ("d_model=true", "found 'true'"),
+        ("train.seed=3", "--seed sets it"),
+        ("xgboost.max_depht=3", "did you mean 'max_depth'"),
     ],
 )
-def test_wrong_values_are_one_line(text: str, error: type[UserError], words: str) -> None:
-    with pytest.raises(error) as caught:
-        given_values([text], ["bishop"])
+def test_wrong_values_are_one_line(text: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        given_values([text], ["bishop", "xgboost"])
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -366,7 +367,7 @@ BAD = [
     (["components", "--dataset", "iris", "--models", "xgboost"], ["model of the ablation components", "bishop"]),
     (["sparsity", "--dataset", "iris", "--models", "mlp"], ["unknown model of the ablation sparsity 'mlp'"]),
     (["sparsity", "--dataset", "iris", "--space", "bishop"], ["--space goes with one model"]),
-    (["hopfield", "--dataset", "iris", "--set", "n_heads=0"], ["--set: bishop: n_heads must be", "found 0"]),
+    (["hopfield", "--dataset", "iris", "--set", "n_heads=0"], ["--set: ", "n_heads must be", "found 0"]),
     (["hopfield", "--dataset", "iris", "--metric", "r2"], ["r2", "multiclass"]),
     (["hopfield", "--dataset", "iris", "--runs", "0"], ["--runs", ">= 1"]),
     (["hopfield", "--dataset", "iris", "--output", "/nowhere/x.csv"], ["--output: expected a file"]),
