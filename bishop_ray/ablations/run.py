@@ -104,7 +104,7 @@ def run_ablation(
             forget(config.study.tracking_uri, config.name, identity_in(config.folder))
             remove(config.folder)
         records = Records(config.folder, _facts(config, loaded, every))
-        told = Told(config.study, config.name, records, prepared[config.study.model])
+        told = Told(config.study, config.name, records, prepared[config.study.model], config.bases)
         skipped = _skipped(config, prepared)
         trained = _train_missing(config, loaded, prepared, records, skipped, told, listener)
         told.send(records.runs.values(), last=True)

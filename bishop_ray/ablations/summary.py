@@ -125,6 +125,7 @@ def run_rows(results: Sequence[AblationResult]) -> list[Row]:
             "dataset": result.config.study.ref.key,
             "setting": record.setting,
             "model": record.model,
+            "base_setting": result.config.bases[record.model],
             "seed": record.seed,
             "metric": result.config.study.metric,
             "status": record.status,

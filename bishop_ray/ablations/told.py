@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from bishop_ray.ablations.records import COMPLETE, Records, RunRecord
 from bishop_ray.config import StudyConfig
@@ -24,8 +24,11 @@ class Told:
         problem: Why runs wait, "" if none do.
     """
 
-    def __init__(self, study: StudyConfig, name: str, records: Records, prepared: Prepared) -> None:
+    def __init__(
+        self, study: StudyConfig, name: str, records: Records, prepared: Prepared, bases: Mapping[str, str]
+    ) -> None:
         spec = prepared.data.spec
+        self._bases = bases
         self._name, self._dataset, self._uri, self.problem = name, study.ref.key, study.tracking_uri, ""
         tags = {
             "dataset": study.ref.key,
@@ -59,6 +62,7 @@ class Told:
             metrics={name: value for name, value in found.items() if value is not None},
             tags={
                 "model": record.model,
+                "base_setting": self._bases.get(record.model, ""),
                 "bishop.reason": record.reason,
                 "test_openings": str(record.test_openings),
             },
