@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bishop_ray.tuning.suite import Failure
 
 SHOWN = (
-    "dataset", "setting", "model", "runs", "failed", "validation", "test", "test_std", "difference", "difference_std",
+    "dataset", "setting", "model", "metric", "runs", "failed", "validation", "test", "test_std", "difference", "difference_std",
     "paper", "paper_difference", "seconds", "note",
 )  # fmt: skip
 NOT_ASKED = {
@@ -191,9 +191,7 @@ def _conclude(output: str, results: Sequence[AblationResult], failures: Sequence
 
     if results:
         rows = table(results)
-        print(
-            f"\n{results[0].config.name}, {rows[0]['metric']}:\n{rows_text([{n: r[n] for n in SHOWN} for r in rows])}\n"
-        )
+        print(f"\n{results[0].config.name}:\n{rows_text([{n: r[n] for n in SHOWN} for r in rows])}\n")
         for result in results:
             print(f"table, runs and curves: {result.config.folder}")
         if output:
