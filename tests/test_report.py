@@ -65,6 +65,15 @@ def test_split_seeds_are_averaged_before_anything_is_compared() -> None:
     assert row["±"] == pytest.approx(100 * np.std([0.85, 0.7], ddof=1))
 
 
+def test_scores_that_do_not_compare_are_kept_apart() -> None:
+    studies = [record(), record(metric="accuracy", name="other", tags={"test_scores": "[0.1]", "data_hash": "x"})]
+    found = results_table(studies).frame
+    assert list(found["dataset"]) == ["qsar_biodeg, auc", "qsar_biodeg, accuracy"]
+    assert list(found["ours"]) == pytest.approx([85.0, 10.0])
+    changed = record(name="other", tags={"test_scores": "[0.1]", "data_hash": "x"})
+    assert any("do not compare" in note for note in results_table([record(), changed]).notes)
+
+
 def test_no_figure_of_the_paper_for_another_metric_or_dataset() -> None:
     assert paper_score(record(metric="accuracy")) is None
     assert paper_score(record(dataset="iris")) is None
@@ -262,6 +271,15 @@ def test_a_repeated_report_replaces_the_first(written: Written, report_store: tu
     frame = runs_frame(uri, "exp").set_index("run_id")
     assert frame.loc[one.run_id, "kind"] == "study"  # a single study's report lies beside it
     assert (folder / "one" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_report_of_a_paper_table_says_what_is_missing(report_store: tuple[Path, str], tmp_path: Path) -> None:
+    place = ["--tracking-uri", report_store[1], "--storage", str(tmp_path)]
+    assert run("--paper-table", "1", *place) == 0
+    text = (tmp_path / "reports" / "paper-table-1" / "report.md").read_text("utf-8")
+    assert "1 of the table's 9 datasets; none of: adult, bank, blastchar, income, seismic" in text
+    assert "jannis" in text
 
 
 def run(*words: str) -> int:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from bishop_ray.errors import UserError
 from bishop_ray.home import write_whole
+from bishop_ray.paper import table
 from bishop_ray.reporting.ablation_runs import collect_ablations, read_ablations
 from bishop_ray.reporting.collect import Selection, collect_studies
+from bishop_ray.reporting.paper import paper_dataset
 from bishop_ray.reporting.records import Ablation, Study, Table
 from bishop_ray.tracking.names import safe_file_name
 from bishop_ray.tracking.reading import Reader
@@ -67,7 +69,7 @@ def make_report(
         raise UserError(f"{_asked(selection)}: expected studies or ablations; found none in {reader.shown}")
     found = {study.name: importances(study) for study in studies}
     sections = contents(studies, runs, found)
-    title, facts = _title(selection), _facts(studies, runs, reader)
+    title, facts = _title(selection), _facts(studies, runs, reader) + _missing(selection, studies)
     tables = tuple(table for section in sections for table in section.tables)
     folder = output or storage / "reports" / safe_file_name(selection.name)
     files = {"report.html": page(title, facts, sections), "report.md": markdown(title, facts, sections)}
@@ -107,6 +109,16 @@ def _facts(studies: Sequence[Study], runs: Sequence[Ablation], reader: Reader) -
     if versions:
         facts.append(f"bishop_ray {', '.join(versions)} on {', '.join(processors) or 'unknown processors'}")
     return facts
+
+
+def _missing(selection: Selection, studies: Sequence[Study]) -> list[str]:
+    """Which datasets of a table of the paper have no evaluated study."""
+    if not selection.paper_table:
+        return []
+    found = table(selection.paper_table)
+    there = {paper_dataset(found, study.dataset) for study in studies if study.scores}
+    missing = [f"{found.name(d)} ({d})" if found.suite(d) else d for d in found.datasets if d not in there]
+    return [f"{len(there)} of the table's {len(found.datasets)} datasets; none of: {', '.join(missing) or '-'}"]
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ from bishop_ray.reporting.search_figures import (
     parallel,
     survival,
 )
-from bishop_ray.reporting.tables import cost_table, optimism_table, ranks_table, results_table
+from bishop_ray.reporting.tables import by_dataset, cost_table, optimism_table, ranks_table, results_table
 from bishop_ray.tuning.importance import Importance, average
 
 
@@ -40,8 +40,7 @@ def contents(studies: Sequence[Study], runs: Sequence[Ablation], found: Mapping[
         sections += _importance(studies, found)
     if table := ablation_table(runs):
         sections.append(Section("Ablations", tables=(table,), figures=tuple(ablation_figures(runs))))
-    for dataset in dict.fromkeys(study.dataset for study in studies):
-        own = [study for study in studies if study.dataset == dataset]
+    for dataset, own in by_dataset(studies).items():
         figures = [best_over_trials(dataset, own), best_over_time(dataset, own), survival(dataset, own)]
         for study in own:
             figures += _figures(study, found[study.name])

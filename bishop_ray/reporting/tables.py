@@ -34,10 +34,23 @@ def unit(metric: str) -> float:
 def by_pair(studies: Sequence[Study]) -> dict[tuple[str, str], list[Study]]:
     """Evaluated studies by (dataset, model): one per split seed."""
     pairs: dict[tuple[str, str], list[Study]] = {}
-    for study in studies:
-        if study.scores:
-            pairs.setdefault((study.dataset, study.model), []).append(study)
+    for dataset, own in by_dataset(studies).items():
+        for study in own:
+            if study.scores:
+                pairs.setdefault((dataset, study.model), []).append(study)
     return pairs
+
+
+def by_dataset(studies: Sequence[Study]) -> dict[str, list[Study]]:
+    """Studies by dataset; where those of one were searched by several metrics, by both, since scores must compare."""
+    metrics: dict[str, set[str]] = {}
+    for study in studies:
+        metrics.setdefault(study.dataset, set()).add(study.metric)
+    groups: dict[str, list[Study]] = {}
+    for study in studies:
+        several = len(metrics[study.dataset]) > 1
+        groups.setdefault(f"{study.dataset}, {study.metric}" if several else study.dataset, []).append(study)
+    return groups
 
 
 def pair_mean(group: Sequence[Study]) -> float:
@@ -59,6 +72,11 @@ def results_table(studies: Sequence[Study]) -> Table:
     open_ones = [study.name for study in studies if not study.scores]
     if open_ones:
         notes.append(f"Not evaluated yet, so not in the table: {', '.join(open_ones)}.")
+    for dataset, own in by_dataset(studies).items():
+        if len({(study.tags.get("data_hash"), study.params.get("split")) for study in own}) > 1:
+            notes.append(
+                f"{dataset}: the studies differ in data or fractions of the split: their scores do not compare."
+            )
     frame = pd.DataFrame(rows, columns=columns)
     digits = dict.fromkeys(columns[3:10], 2)
     return Table("results", "Results", frame, (*notes, *differences(list(studies))), digits)
