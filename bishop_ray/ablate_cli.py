@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from bishop_ray.tuning.suite import Failure
 
 SHOWN = (
-    "dataset", "setting", "model", "metric", "runs", "failed", "validation", "test", "test_std", "difference", "difference_std",
-    "paper", "paper_difference", "seconds", "note",
+    "dataset", "setting", "model", "metric", "runs", "failed", "validation", "test", "test_std", "difference",
+    "difference_std", "paper", "paper_difference", "seconds", "note",
 )  # fmt: skip
 NOT_ASKED = {
     "trials": 1, "time_budget": None, "trial_time_limit": None, "sampler": "tpe", "scheduler": "none", "refit": False,
