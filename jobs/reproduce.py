@@ -12,12 +12,12 @@ from pathlib import Path
 # `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, reproduce
+from bishop_ray import cli, reproduce_cli
 
 
 def main() -> int:
     """Parses, then makes one library call."""
-    return reproduce.run_reproduce(reproduce.reproduce_parser().parse_args())
+    return reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args())
 
 
 if __name__ == "__main__":

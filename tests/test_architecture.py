@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "addresses", "home", "paper", "data", "config", "models", "predictor", "training", "reports", "tracking",
-    "tuning", "listing", "comparison", "screen", "flags", "cli", "choices", "commands", "models_cli", "train_cli",
-    "reproduce", "jobs",
+    "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
+    "tracking", "tuning", "ablations", "reporting", "listing", "comparison", "screen", "flags", "cli", "choices", "commands",
+    "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli", "reproduce_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -42,6 +42,7 @@ HOMES = {
         "bishop_ray/models/gbdt.py",
         "bishop_ray/training/metrics.py",
         "bishop_ray/training/reference.py",
+        "bishop_ray/tuning/importance.py",
         "jobs/bench/search.py",
     ),
     "scipy": ("bishop_ray/data/numbers.py", "bishop_ray/models/", "bishop_ray/comparison.py"),
@@ -50,10 +51,12 @@ HOMES = {
         "bishop_ray/training/worker.py",
         "bishop_ray/training/groups.py",
         "bishop_ray/tuning/",
+        "bishop_ray/ablations/run.py",
         "jobs/bench/memory.py",
     ),
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
     "mlflow": ("bishop_ray/tracking/",),
+    "plotly": ("bishop_ray/reporting/",),
     "argparse": (
         "bishop_ray/flags.py",
         "bishop_ray/cli.py",
@@ -61,8 +64,11 @@ HOMES = {
         "bishop_ray/commands.py",
         "bishop_ray/listing.py",
         "bishop_ray/models_cli.py",
+        "bishop_ray/theory_cli.py",
+        "bishop_ray/ablate_cli.py",
+        "bishop_ray/report_cli.py",
         "bishop_ray/train_cli.py",
-        "bishop_ray/reproduce.py",
+        "bishop_ray/reproduce_cli.py",
         "jobs/",
     ),
     "pickle": (),

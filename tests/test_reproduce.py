@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import SHARED
 
-from bishop_ray import comparison, paper, reproduce
+from bishop_ray import comparison, paper, reproduce_cli
 from bishop_ray.config import StudyResult
 from bishop_ray.errors import UnknownName, UserError
 
@@ -61,16 +61,16 @@ def test_models_the_paper_lacks_have_no_difference() -> None:
 
 def test_datasets_by_name_and_by_task() -> None:
     second = paper.table(2)
-    assert reproduce.chosen_datasets(paper.table(1), None) == list(paper.table(1).datasets)
-    assert reproduce.chosen_datasets(second, ["361288,361093", "361288"]) == ["361288", "361093"]
+    assert reproduce_cli.chosen_datasets(paper.table(1), None) == list(paper.table(1).datasets)
+    assert reproduce_cli.chosen_datasets(second, ["361288,361093", "361288"]) == ["361288", "361093"]
     names = [second.name(d) for d in second.datasets]
     twice = next(name for name in names if names.count(name) > 1)
     with pytest.raises(UserError, match=rf"{twice} is the name of tasks \d+ and \d+"):
-        reproduce.chosen_datasets(second, [twice])
+        reproduce_cli.chosen_datasets(second, [twice])
     once = next(name for name in names if names.count(name) == 1)
-    assert second.name(reproduce.chosen_datasets(second, [once])[0]) == once
+    assert second.name(reproduce_cli.chosen_datasets(second, [once])[0]) == once
     with pytest.raises(UnknownName, match="unknown dataset of the paper's table 'adlt'"):
-        reproduce.chosen_datasets(paper.table(1), ["adlt"])
+        reproduce_cli.chosen_datasets(paper.table(1), ["adlt"])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_datasets_by_name_and_by_task() -> None:
 def test_bad_input_is_one_line(flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BISHOP_RAY_HOME", str(tmp_path / "home"))
     with pytest.raises(UserError, match=message):
-        reproduce.run_reproduce(reproduce.reproduce_parser().parse_args(flags))
+        reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags))
     assert not (tmp_path / "home").exists()
 
 
@@ -102,7 +102,7 @@ def test_a_table_is_reproduced_and_found_finished(tmp_path: Path, capsys: pytest
         f"sqlite:///{tmp_path}/mlflow.db", "--output", str(tmp_path / "out.csv"),
     ]  # fmt: skip
     try:
-        assert reproduce.run_reproduce(reproduce.reproduce_parser().parse_args(flags)) == 0
+        assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 0
         rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
         assert [(row["model"], row["splits"], row["trials"]) for row in rows] == [
             ("xgboost", "2", "4"),
@@ -119,7 +119,7 @@ def test_a_table_is_reproduced_and_found_finished(tmp_path: Path, capsys: pytest
         assert set(parents["tags.test_openings"]) == {"1"}, "once per model and split"
         assert len(runs) == 4 + 8
         capsys.readouterr()
-        assert reproduce.run_reproduce(reproduce.reproduce_parser().parse_args(flags)) == 0
+        assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 0
         assert " started" not in capsys.readouterr().out, "nothing is trained again"
         assert list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines())) == rows
     finally:
@@ -138,7 +138,7 @@ def test_defaults_only_trains_the_default_configuration(tmp_path: Path) -> None:
         "--data-dir", str(DATA), "--storage", str(tmp_path), "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db",
     ]  # fmt: skip
     try:
-        assert reproduce.run_reproduce(reproduce.reproduce_parser().parse_args(flags)) == 0
+        assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 0
     finally:
         ray.shutdown()
     runs = runs_frame(f"sqlite:///{tmp_path}/mlflow.db", "paper-table-1-defaults")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
 from bishop_ray.tuning.evaluate import Evaluation
 from bishop_ray.tuning.facts import AUTOML
+from bishop_ray.tuning.predictions import PREDICTIONS
 from bishop_ray.tuning.prepare import Prepared
 from bishop_ray.tuning.space import SearchSpace, flatten
 from bishop_ray.tuning.store import OpenStudy, remove_study, stored_identity, study_folder
@@ -40,6 +42,11 @@ def settle_runs(config: StudyConfig, identity: str, status: str, reason: str) ->
     """Brings a study's runs in MLflow to their end; without a run nothing happens."""
     spool = study_folder(config) / SPOOL
     settle(config.tracking_uri, config.ref.experiment, identity, spool, status, reason)
+
+
+def reference_metrics(references: Mapping[str, float]) -> dict[str, float]:
+    """Test scores of the linear model and of the constant prediction under names that no score of the winner has."""
+    return {"test_score_linear": references["linear"], "test_score_constant": references["mean"]}
 
 
 def trained_on(config: StudyConfig) -> str:
@@ -132,8 +139,7 @@ def open_search_tracker(
 def test_metrics(final: Evaluation) -> dict[str, float]:
     """The test scores as metrics in MLflow: mean and deviation over the seeds, and those of the two references."""
     scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
-    # The reference "mean" is the constant prediction: under its own name it would take the place of the seeds' mean.
-    return scores | {"test_score_constant": final.references["mean"], "test_score_linear": final.references["linear"]}
+    return scores | reference_metrics(final.references)
 
 
 def finish(
@@ -197,8 +203,11 @@ def finish(
             "registered_model": f"{model.name} v{model.version}",
             "trained_on": trained_on(config),
             "test_openings": str(opened.test_openings),
+            "eval_seeds": json.dumps(list(final.seeds)),
+            "test_scores": json.dumps(list(final.test_scores)),
+            "val_scores": json.dumps(list(final.val_scores)),
         },
-        texts={"leaderboard.csv": to_csv(leaderboard([result]))},
+        texts={"leaderboard.csv": to_csv(leaderboard([result])), PREDICTIONS: final.predictions},
         tables={"leaderboard.json": trial_rows(opened.study)},
     )
     opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds, "refit": config.refit})

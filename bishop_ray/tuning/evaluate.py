@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from bishop_ray.config import Params, StudyConfig
 from bishop_ray.data.table import Table
@@ -20,6 +21,7 @@ from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import evaluate_seed, last_error
 from bishop_ray.tuning.costs import Costs, measure
 from bishop_ray.tuning.placement import Placement
+from bishop_ray.tuning.predictions import predictions_csv
 from bishop_ray.tuning.prepare import Prepared, open_test, test_references
 from bishop_ray.tuning.refit import refit_winner
 from bishop_ray.tuning.room import Ask
@@ -40,6 +42,7 @@ class Evaluation:
         seeds: The seeds whose training succeeded.
         registered: Position of `predictor` among the seeds.
         costs: Of `predictor`.
+        predictions: Of the first seed's training, see `predictions_csv`.
         infos: What each training left in its predictor, e.g. its epochs and seconds.
         failed: Seeds whose training failed, with the reason.
     """
@@ -51,6 +54,7 @@ class Evaluation:
     seeds: tuple[int, ...]
     registered: int
     costs: Costs
+    predictions: str
     infos: tuple[dict[str, Any], ...] = ()
     failed: dict[int, str] = field(default_factory=dict)
 
@@ -113,7 +117,9 @@ def final_evaluation(
         placement.at_a_time(ask, config.max_concurrent),
     )
     predictors = [Predictor.load(folder) for folder in trained.values()]
-    val_scores = tuple(_score(config, prepared, p, prepared.data.validation) for p in predictors)
+    validation = prepared.data.validation
+    val_outputs = [_outputs(p, validation) for p in predictors]
+    val_scores = tuple(_score(config, prepared, validation, output) for output in val_outputs)
     best = int(np.argmax(val_scores))
     refitted = (
         refit_winner(config, settings, params, list(trained)[best], predictors[best], number, ask)
@@ -123,17 +129,24 @@ def final_evaluation(
     on_opening()
     raw = open_test(config)
     test = prepared.preprocessor.transform(raw)
-    test_scores = tuple(_score(config, prepared, p, test) for p in predictors)
+    test_outputs = [_outputs(p, test) for p in predictors]
+    test_scores = tuple(_score(config, prepared, test, output) for output in test_outputs)
     references = test_references(config, raw)
     chosen = refitted or predictors[best]
     _, costs = measure(chosen, raw.frame)
     infos = tuple(dict(p.info) for p in predictors)
-    return Evaluation(chosen, val_scores, test_scores, references, tuple(trained), best, costs, infos, failed)
+    target = prepared.preprocessor.target
+    predictions = predictions_csv(target, (validation.y, val_outputs[0]), (test.y, test_outputs[0]))
+    seeds = tuple(trained)
+    return Evaluation(chosen, val_scores, test_scores, references, seeds, best, costs, predictions, infos, failed)
 
 
-def _score(config: StudyConfig, prepared: Prepared, predictor: Predictor, table: Table) -> float:
-    prediction = predictor.model.predict(table.x_num, table.x_cat)
-    return evaluate(config.metric, prepared.data.spec.task, table.y, prediction, scale=prepared.data.target_scale)
+def _outputs(predictor: Predictor, table: Table) -> NDArray[Any]:
+    return predictor.model.predict(table.x_num, table.x_cat)
+
+
+def _score(config: StudyConfig, prepared: Prepared, table: Table, output: NDArray[Any]) -> float:
+    return evaluate(config.metric, prepared.data.spec.task, table.y, output, scale=prepared.data.target_scale)
 
 
 def _train(
