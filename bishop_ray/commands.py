@@ -150,6 +150,7 @@ def quiet() -> None:
     for name in ("mlflow", "alembic", "openml", "optuna", "ray"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial has its own line, with its reason
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it raises what it logs
     # Our own notes (columns dropped, rows without target) belong to the output.
     notes = logging.StreamHandler(sys.stdout)
     notes.setFormatter(logging.Formatter("note: %(message)s"))

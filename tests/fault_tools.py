@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,17 @@ class Job:
         flags: Its flags.
         home: Its ``BISHOP_RAY_HOME``.
         extra: Further environment variables.
+        prefix: A command that starts the process, e.g. in another namespace.
     """
 
-    def __init__(self, flags: list[str], home: Path, extra: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, flags: list[str], home: Path, extra: dict[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
         env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
         env |= {"BISHOP_RAY_HOME": str(home), "PYTHONUNBUFFERED": "1", **(extra or {})}
         self.home, self.lines = home, list[str]()
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "jobs" / "tune.py"), *flags],
+            [*prefix, sys.executable, str(ROOT / "jobs" / "tune.py"), *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -176,15 +179,15 @@ class Audit:
     versions: int
 
 
-def audit(fault: str, home: Path, asked: int, versions: int = 1) -> Audit:
-    """Asserts the promise, and adds a row to the fault table.
+def audit(fault: str, home: Path, asked: int, versions: int = 1, uri: str = "") -> Audit:
+    """Asserts the promise, and adds a row to the fault table; `uri` is MLflow's address when it is not in `home`.
 
     Every trial asked for is there and has ended; MLflow has one run for each and one for the study, and none of them
     runs; the winner is registered once, and is the best of the study.
     """
     found = trials(home)
     states = Counter(trial.state.name for trial in found)
-    uri = f"sqlite:///{home / 'mlflow.db'}"
+    uri = uri or f"sqlite:///{home / 'mlflow.db'}"
     frame = runs_frame(uri)
     status = {int(row["trial"]): str(row["status"]) for _, row in frame.iterrows()}
     runs, numbers = Counter(frame["status"]), Counter(frame["trial"].astype(int))

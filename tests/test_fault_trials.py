@@ -89,6 +89,15 @@ def test_every_way_ends_as_what_it_is(ray_here: None, tmp_path: Path, monkeypatc
     )  # fmt: skip
 
 
+def test_a_process_that_lost_its_gpu_takes_no_further_trial(ray_here: None, tmp_path: Path) -> None:
+    config = replace(study(tmp_path, "loses the card", "fine"), max_concurrent=1)
+    assert run_study(config).trials == {"complete": 1, "failed": 1}
+    failed, fine = read_study(study_folder(config)).trials
+    assert failed.user_attrs["reason"] == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert fine.state == TrialState.COMPLETE
+    assert (tmp_path / "loses the card.pid").read_text() != (tmp_path / "fine.pid").read_text()
+
+
 def test_no_space_ends_the_study_and_loses_nothing(ray_here: None, tmp_path: Path) -> None:
     config = replace(study(tmp_path, "fine", "full", "fine"), max_concurrent=1)
     with pytest.raises(StorageFull, match="the same command goes on"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,8 +42,8 @@ def jobs() -> Iterator[list[Job]]:
         job.end()
 
 
-def run(jobs: list[Job], flags: list[str], home: Path, **extra: str) -> Job:
-    jobs.append(Job(flags, home, extra))
+def run(jobs: list[Job], flags: list[str], home: Path, prefix: Sequence[str] = (), **extra: str) -> Job:
+    jobs.append(Job(flags, home, extra, prefix))
     return jobs[-1]
 
 
@@ -117,3 +119,51 @@ def test_ctrl_c_and_sigterm(undisturbed: Path, tmp_path: Path, jobs: list[Job], 
     assert job.wait() == 0, job.text
     audit(f"{sign.name}, in the search and in the final evaluation", tmp_path, TRIALS)
     same_search(trials(undisturbed), trials(tmp_path))
+
+
+def test_another_host_goes_on_from_shared_storage(undisturbed: Path, tmp_path: Path, jobs: list[Job]) -> None:
+    """The host that ran the search is gone; another one, which mounts the storage elsewhere, takes over."""
+    if subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to make a namespace with another host name")
+    mlflow = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    here, there = tmp_path / "here" / "storage", tmp_path / "there" / "mounted"
+    job = run(jobs, ONE, here, MLFLOW_TRACKING_URI=mlflow)
+    assert job.until(lambda: reports(here) >= 6), job.text
+    job.kill()
+    there.parent.mkdir()
+    here.rename(there)
+    elsewhere = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
+    job = run(jobs, ONE, there, elsewhere, MLFLOW_TRACKING_URI=mlflow)
+    assert job.wait() == 0, job.text
+    audit("driver killed; another host, storage mounted elsewhere", there, TRIALS, uri=mlflow)
+    same_search(trials(undisturbed), trials(there))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 30 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=30m", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_disk_full_in_the_search(undisturbed: Path, small_disk: Path, jobs: list[Job]) -> None:
+    """Studies, checkpoints and MLflow's database share a disk that fills up. With room again nothing is missing."""
+    job = run(jobs, ONE, small_disk)
+    assert job.until(lambda: reports(small_disk) >= 6), job.text
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+    assert job.wait() == 2, job.text
+    assert "Traceback" not in job.text
+    assert job.lines[-1].startswith("error: no space left"), job.text
+    filler.unlink()
+    job = run(jobs, ONE, small_disk)
+    assert job.wait() == 0, job.text
+    audit("disk full on the storage path", small_disk, TRIALS)
+    same_search(trials(undisturbed), trials(small_disk))

@@ -16,7 +16,7 @@ from bishop_ray.models import MODELS, ModelInfo
 from bishop_ray.models.base import Array, Estimator
 
 NAME = "unruly"
-WAYS = ("fine", "raises", "memory", "dies", "dies once", "hangs", "full", "full at the end")
+WAYS = ("fine", "raises", "memory", "dies", "dies once", "hangs", "full", "full at the end", "loses the card")
 
 
 class Unruly(Estimator):
@@ -37,6 +37,9 @@ class Unruly(Estimator):
 
     def fit(self, train: Table, val: Table, on_round: Callable[[int, Array], bool]) -> None:
         """Goes wrong after its first report."""
+        first = Path(self.place) / f"{self.way}.pid"
+        if self.place and not first.exists():
+            first.write_text(str(os.getpid()))
         for number in range(1, self.reports + 1):
             self.rounds = number
             if number < self.reports and on_round(number, self.predict(val.x_num, val.x_cat)):
@@ -49,6 +52,8 @@ class Unruly(Estimator):
         died = Path(self.place) / f"{self.way}.died"
         if self.way == "raises":
             raise KeyError("a fault of its own")
+        if self.way == "loses the card":  # the words of PyTorch, after which every call to the GPU fails
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self.way == "memory":
             raise MemoryError("cannot allocate 5 terabytes")
         if self.way == "hangs":

@@ -74,7 +74,8 @@ def mend(path: Path) -> None:
 
     To be called by the one process that has the study.
     """
-    path.with_name(LOCK).unlink(missing_ok=True)
+    for lock in path.parent.glob(f"{LOCK}*"):  # also one that was being released: Optuna renames it first
+        lock.unlink(missing_ok=True)
     if not path.is_file():
         return
     with path.open("rb+") as file:
