@@ -145,9 +145,7 @@ def finish(
     seconds: float,
 ) -> StudyResult:
     """Registers the winner, then writes the result to the tracker and the study."""
-    scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
-    scores |= reference_metrics(final.references)
-    scores["test_score"] = final.test_scores[final.registered]
+    scores = _final_scores(final)
     run_id = tracker.parent_run_id()
     model = register_best(
         final.predictor,
@@ -192,17 +190,32 @@ def finish(
     )
     tracker.log_final(
         {**scores, "best_val_score": best[1], **{f"trials_{k}": float(v) for k, v in result.trials.items()}},
-        tags={
-            "best_trial": str(best[0]),
-            "registered_model": f"{model.name} v{model.version}",
-            "trained_on": trained_on(config),
-            "test_openings": str(opened.test_openings),
-            "eval_seeds": json.dumps(list(final.seeds)),
-            "test_scores": json.dumps(list(final.test_scores)),
-            "val_scores": json.dumps(list(final.val_scores)),
-        },
+        tags=_final_tags(config, best[0], final, f"{model.name} v{model.version}", opened.test_openings),
         texts={"leaderboard.csv": to_csv(leaderboard([result])), PREDICTIONS: final.predictions},
         tables={"leaderboard.json": trial_rows(opened.study)},
     )
     opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds, "refit": config.refit})
     return result
+
+
+def _final_tags(config: StudyConfig, best: int, final: Evaluation, registered: str, openings: int) -> dict[str, str]:
+    """What the study's run is told of its final evaluation, beside numbers."""
+    return {
+        "best_trial": str(best),
+        "registered_model": registered,
+        "trained_on": trained_on(config),
+        "test_openings": str(openings),
+        "eval_seeds": json.dumps(list(final.seeds)),
+        "test_scores": json.dumps(list(final.test_scores)),
+        "val_scores": json.dumps(list(final.val_scores)),
+    }
+
+
+def _final_scores(final: Evaluation) -> dict[str, float]:
+    """Test scores over the seeds, of the registered training, and of the references."""
+    return {
+        "test_score_mean": final.test_mean,
+        "test_score_std": final.test_std,
+        "test_score": final.test_scores[final.registered],
+        **reference_metrics(final.references),
+    }
