@@ -159,11 +159,7 @@ def finish(
         data_key=f"{prepared.fingerprint} {config.split}",
         metric=config.metric,
         metrics=scores,
-        tags={
-            "seed": str(final.seeds[final.registered]),
-            "data_hash": prepared.fingerprint,
-            "trained_on": trained_on(config),
-        },
+        tags={"seed": str(final.seeds[final.registered]), **_of_version(config, prepared)},
     )
     result = StudyResult(
         dataset=config.ref.key,
@@ -219,3 +215,8 @@ def _final_scores(final: Evaluation) -> dict[str, float]:
         "test_score": final.test_scores[final.registered],
         **reference_metrics(final.references),
     }
+
+
+def _of_version(config: StudyConfig, prepared: Prepared) -> dict[str, str]:
+    """Which rows a registered version was trained on."""
+    return {"data_hash": prepared.fingerprint, "trained_on": trained_on(config)}
