@@ -152,8 +152,7 @@ def finish(
     seconds: float,
 ) -> StudyResult:
     """Registers the winner, then writes the result to the tracker and the study."""
-    scores = test_metrics(final)
-    scores["test_score"] = final.test_scores[final.registered]
+    scores = test_metrics(final) | {"test_score": final.test_scores[final.registered]}
     run_id = tracker.parent_run_id()
     model = register_best(
         final.predictor,
@@ -167,11 +166,7 @@ def finish(
         data_key=f"{prepared.fingerprint} {config.split}",
         metric=config.metric,
         metrics=scores,
-        tags={
-            "seed": str(final.seeds[final.registered]),
-            "data_hash": prepared.fingerprint,
-            "trained_on": trained_on(config),
-        },
+        tags={"seed": str(final.seeds[final.registered]), **_of_version(config, prepared)},
     )
     result = StudyResult(
         dataset=config.ref.key,
@@ -198,17 +193,27 @@ def finish(
     )
     tracker.log_final(
         {**scores, "best_val_score": best[1], **{f"trials_{k}": float(v) for k, v in result.trials.items()}},
-        tags={
-            "best_trial": str(best[0]),
-            "registered_model": f"{model.name} v{model.version}",
-            "trained_on": trained_on(config),
-            "test_openings": str(opened.test_openings),
-            "eval_seeds": json.dumps(list(final.seeds)),
-            "test_scores": json.dumps(list(final.test_scores)),
-            "val_scores": json.dumps(list(final.val_scores)),
-        },
+        tags=_final_tags(config, best[0], final, f"{model.name} v{model.version}", opened.test_openings),
         texts={"leaderboard.csv": to_csv(leaderboard([result])), PREDICTIONS: final.predictions},
         tables={"leaderboard.json": trial_rows(opened.study)},
     )
     opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds, "refit": config.refit})
     return result
+
+
+def _final_tags(config: StudyConfig, best: int, final: Evaluation, registered: str, openings: int) -> dict[str, str]:
+    """What the study's run is told of its final evaluation, beside numbers."""
+    return {
+        "best_trial": str(best),
+        "registered_model": registered,
+        "trained_on": trained_on(config),
+        "test_openings": str(openings),
+        "eval_seeds": json.dumps(list(final.seeds)),
+        "test_scores": json.dumps(list(final.test_scores)),
+        "val_scores": json.dumps(list(final.val_scores)),
+    }
+
+
+def _of_version(config: StudyConfig, prepared: Prepared) -> dict[str, str]:
+    """Which rows a registered version was trained on."""
+    return {"data_hash": prepared.fingerprint, "trained_on": trained_on(config)}
