@@ -56,6 +56,16 @@ def check_search(args: argparse.Namespace, models: list[str]) -> None:
             raise UserError(f"{flag} goes with one model ({why}); found --models {' '.join(models[:3])} ...")
 
 
+def check_warm_start(warm_start: str, models: list[str]) -> None:
+    """Nothing, if ``--warm-start`` can give a point to one of the models.
+
+    Raises:
+        UserError: It is "paper", and BiSHop is not among them.
+    """
+    if warm_start == "paper" and "bishop" not in models:
+        raise UserError(f"--warm-start paper has configurations of bishop only; found --models {' '.join(models)}")
+
+
 def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]:
     """The datasets of the flags, and the tasks of several that cannot be had.
 
@@ -188,6 +198,7 @@ def studies(
                     fresh=args.fresh,
                     refit=args.refit,
                     precision=args.precision,
+                    warm_start=getattr(args, "warm_start", "none"),
                 )
             )
     return configs

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray import cli
-from bishop_ray.choices import check_metric_fits, check_output, check_search, chosen_models, datasets, studies
+from bishop_ray.choices import (
+    check_metric_fits,
+    check_output,
+    check_search,
+    check_warm_start,
+    chosen_models,
+    datasets,
+    studies,
+)
 from bishop_ray.data.suites import DatasetRef
 from bishop_ray.errors import UserError
 from bishop_ray.home import home
@@ -36,6 +44,7 @@ def tune(args: argparse.Namespace) -> int:
     quiet()
     models = chosen_models(args.models)
     check_search(args, models)
+    check_warm_start(args.warm_start, models)
     check_output(args.output)
     refs, failures = datasets(args)
     check_metric_fits(args.metric, refs)

@@ -100,6 +100,10 @@ def search_flags(parser: argparse.ArgumentParser) -> None:
         help="of networks in training; auto: bf16 where the processor has it and it is faster",
     )  # fmt: skip
     group.add_argument(
+        "--warm-start", choices=("none", "paper", "mlflow"), default="none",
+        help="try early what was best elsewhere: the authors' configurations, or your studies of similar tables (none)",
+    )  # fmt: skip
+    group.add_argument(
         "--refit", action="store_true", help="register the winner trained on train and validation rows together"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray import ablate_cli, cli, models_cli, report_cli, theory_cli, train_cli
+from bishop_ray import ablate_cli, cli, models_cli, report_cli, reproduce_cli, theory_cli, train_cli
 from bishop_ray.ablations.settings import ABLATIONS, chosen
 from bishop_ray.models import MODELS
 
@@ -67,6 +67,16 @@ def test_train_lines_parse(line: str) -> None:
     args = train_cli.train_parser().parse_args(words[words.index("jobs/train.py") + 1 :])
     assert cli.one_source(args) in ("table", "dataset")
     assert args.model in MODELS
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/reproduce.py" in line])
+def test_reproduce_lines_parse(line: str) -> None:
+    from bishop_ray import paper
+
+    words = shlex.split(line)
+    args = reproduce_cli.reproduce_parser().parse_args(words[words.index("jobs/reproduce.py") + 1 :])
+    assert reproduce_cli.chosen_datasets(paper.table(int(args.paper_table)), args.dataset)
+    assert set(args.models) <= set(MODELS)
 
 
 def test_every_model_is_named() -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.data.table import TaskType
 from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
 from bishop_ray.tuning.evaluate import Evaluation
@@ -86,6 +87,7 @@ def open_tracker(
         "data_hash": prepared.fingerprint,
         "rows": "/".join(map(str, prepared.rows)),
         "columns": f"{spec.n_num} numerical, {spec.n_cat} categorical",
+        "classes": str(0 if spec.task is TaskType.REGRESSION else spec.n_out),
     }
     tracker = StudyTracker(
         config.tracking_uri,
