@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # A folder for everything the demo leaves behind; BISHOP_RAY_HOME moves it.
 export PYTHONWARNINGS ?= ignore
 
-.PHONY: demo test lint types fast slow postgres audit lock clean
+.PHONY: demo test lint types fast slow postgres browser audit lock clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python jobs/tune.py --dataset breast_cancer --trials 8 --max-epochs 30
@@ -22,7 +22,7 @@ types: $(VENV)/.ready
 fast: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "not slow and not faults and not gpu"
 
-slow: $(VENV)/.ready postgres
+slow: $(VENV)/.ready postgres browser
 	$(BIN)/python -m pytest -m "(slow or faults) and not gpu"
 
 # The server's tests need PostgreSQL: installed where this is root's machine, skipped with that reason otherwise.
@@ -30,6 +30,12 @@ postgres:
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && apt-get update -qq && apt-get install -y -qq postgresql >/dev/null; } \
 	  || echo "note: no PostgreSQL, its tests are skipped: apt-get install postgresql"
+
+# The report is looked at in a browser, in the same way.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "note: no browser, the report's pages are not looked at: apt-get install chromium"
 
 # Known holes in what is pinned; needs the network.
 audit: $(VENV)/.ready

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bishop_ray import cli
 from bishop_ray.config import NO_LIMIT
-from bishop_ray.data.suites import SUITES, DatasetRef, embedded_ref, file_ref
+from bishop_ray.data.paper_sets import PAPER_SETS
+from bishop_ray.data.suites import EMBEDDED, SUITES, DatasetRef, embedded_ref, file_ref
 from bishop_ray.errors import UserError
 from bishop_ray.models import MODELS
 
@@ -54,6 +56,16 @@ def check_search(args: argparse.Namespace, models: list[str]) -> None:
             raise UserError(f"{flag} goes with one model ({why}); found --models {' '.join(models[:3])} ...")
 
 
+def check_warm_start(warm_start: str, models: list[str]) -> None:
+    """Nothing, if ``--warm-start`` can give a point to one of the models.
+
+    Raises:
+        UserError: It is "paper", and BiSHop is not among them.
+    """
+    if warm_start == "paper" and "bishop" not in models:
+        raise UserError(f"--warm-start paper has configurations of bishop only; found --models {' '.join(models)}")
+
+
 def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]:
     """The datasets of the flags, and the tasks of several that cannot be had.
 
@@ -62,7 +74,7 @@ def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]
     """
     source = cli.one_source(args)
     if source == "dataset":
-        return [embedded_ref(args.dataset)], []
+        return [named_ref(name, args) for name in cli.known("dataset", args.dataset, (*EMBEDDED, *PAPER_SETS))], []
     if source == "table":
         return [file_ref(args.table, args.target or "", args.task_type or "")], []
     from bishop_ray.data.sources import suite_datasets, task_dataset
@@ -81,6 +93,19 @@ def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]
     if not refs:
         raise errors[0]
     return refs, failures
+
+
+def named_ref(name: str, args: argparse.Namespace) -> DatasetRef:
+    """The reference of a name: one of scikit-learn's tables, or of the paper's.
+
+    Raises:
+        UserError: The paper's table is neither in ``--data-dir`` nor on OpenML.
+    """
+    if name in EMBEDDED:
+        return embedded_ref(name)
+    from bishop_ray.data.sources import paper_dataset
+
+    return paper_dataset(name, args.data_dir or os.environ.get("BISHOP_DATA_DIR", "").strip(), args.openml_server)
 
 
 def check_output(output: str) -> None:
@@ -111,6 +136,8 @@ def check_metric_fits(metric: str | None, refs: list[DatasetRef]) -> None:
     for group in {short[ref.group] for ref in refs if ref.group in short}:
         check_metric(metric, TaskType.BINARY if group.endswith("C") else TaskType.REGRESSION)
     for ref in refs:
+        if ref.kind == "paper":
+            check_metric(metric, TaskType(PAPER_SETS[ref.name].task))
         if ref.kind == "openml" and ref.group == ref.locator:
             from bishop_ray.data.sources import load_dataset
 
@@ -171,6 +198,7 @@ def studies(
                     fresh=args.fresh,
                     refit=args.refit,
                     precision=args.precision,
+                    warm_start=getattr(args, "warm_start", "none"),
                 )
             )
     return configs

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray import cli
-from bishop_ray.choices import check_metric_fits, check_output, check_search, chosen_models, datasets, studies
+from bishop_ray.choices import (
+    check_metric_fits,
+    check_output,
+    check_search,
+    check_warm_start,
+    chosen_models,
+    datasets,
+    studies,
+)
 from bishop_ray.data.suites import DatasetRef
 from bishop_ray.errors import UserError
 from bishop_ray.home import home
@@ -36,6 +44,7 @@ def tune(args: argparse.Namespace) -> int:
     quiet()
     models = chosen_models(args.models)
     check_search(args, models)
+    check_warm_start(args.warm_start, models)
     check_output(args.output)
     refs, failures = datasets(args)
     check_metric_fits(args.metric, refs)
@@ -57,7 +66,7 @@ def tune(args: argparse.Namespace) -> int:
     loaded = load(configs[0]) if len(refs) == 1 else None
     # What only this process needs is imported and checked while Ray starts, which takes seconds.
     ready = _Background(lambda: _check(uri, configs, loaded))
-    cluster = _connect(args.ray_address)
+    cluster = connect_cluster(args.ray_address)
     check_shared(storage)
     ready.result()
     configs = studies(args, refs, models, storage, uri, cluster)
@@ -84,13 +93,15 @@ def _run(
     with make_screen(len(groups), deadline, several_models=len(configs) > len(groups)) as screen:
         results, failed, skipped = run_studies(list(groups.values()), slots, screen, deadline, loaded)
     first = configs[0]
-    name = first.ref.experiment if len(groups) > 1 else first.ref.key
+    experiments = {config.ref.experiment for config in configs}
+    name = first.ref.key if len(groups) == 1 else experiments.pop() if len(experiments) == 1 else "datasets"
     path = storage / "leaderboards" / f"{name}.csv"
     conclude(results, failures + failed, skipped, path, args.output, first.tracking_uri)
     return cli.EXIT_FAILED if failures or failed else 0
 
 
-def _connect(address: str) -> Cluster:
+def connect_cluster(address: str) -> Cluster:
+    """Joins the cluster of ``--ray-address``, or starts Ray in this process."""
     from bishop_ray.tuning.cluster import connect
 
     cluster = connect(address)
@@ -135,7 +146,7 @@ def _dry_run(
                 raise
             failed = True
             lines.append(f"{config.name}: {error}")
-    cluster = _connect(args.ray_address)
+    cluster = connect_cluster(args.ray_address)
     planned = {c.model: c for c in studies(args, refs, models, storage, "", cluster) if c.model in usable}
     print("\n".join([*lines, *(plan(config, cluster, len(models) > 1) for config in planned.values())]))
     return cli.EXIT_FAILED if failed else 0

@@ -32,15 +32,12 @@ class TrainConfig:
         weight_decay: L2 penalty (Adam) or decoupled decay (AdamW); never on entmax's alpha.
         optimizer: "adam" or "adamw".
         clip_norm: Gradient norm limit, 0 for none (the authors' code clips at 1).
-        plateau_factor: ReduceLROnPlateau's factor.
-        plateau_patience: ReduceLROnPlateau's patience in epochs.
-        plateau_eps: Smallest change of the learning rate that is applied.
+        plateau_factor: ReduceLROnPlateau's; its patience and least change are `plateau_patience` and `plateau_eps`.
         metric: The selection metric, a name of ``training/metrics.py``.
         seed: Seed of initialisation, row order and dropout.
-        precision: Of the forward pass in training and validation: "fp32", "bf16", or "auto", which is "bf16" where the
-            device has it and it is faster (``training/precision.py``). Weights, losses and later predictions are
-            float32 in any case.
-        cuda_graphs: Launch a whole step of one process on a GPU at once (``training/graphs.py``); no gain measured yet.
+        precision: Of the forward pass in training and validation: "fp32", "bf16", or "auto": "bf16" where the device
+            has it and it is faster (``training/precision.py``). Weights, losses and later predictions are float32.
+        cuda_graphs: Launch a whole step of one process on a GPU at once (``training/graphs.py``).
     """
 
     max_epochs: int = 200
@@ -88,8 +85,7 @@ class Resources:
         cpus: CPUs per worker.
         gpus: GPUs per worker.
         workers: Number of workers (layout: Ray Train when >= 2).
-        packed: `gpus` is the least: a trial asks for the share of a GPU, or of a node's memory, that it is predicted to
-            need. Without it, every trial of a study asks for the same.
+        packed: A trial asks for the share of a GPU (at least `gpus`) or of a node's memory that it is said to need.
     """
 
     cpus: float = 1.0
@@ -145,12 +141,12 @@ class StudyConfig:
         storage: Folder shared by all nodes.
         tracking_uri: MLflow address.
         time_budget: Seconds for the whole command, 0 for no limit; kept as a fact of the run.
-        study_db: Optuna database URL for the study, "" for a journal file in `storage`.
-        trial_limit: Seconds of a trial, 0 for no limit: it stops by itself at the report after that. One that reports
-            nothing for as long again has failed.
+        study_db: Optuna database URL, "" for a journal file in `storage`.
+        trial_limit: Seconds of a trial, 0 for none: it stops at the report after that; silent for as long, it failed.
         fresh: Start over although the study exists.
         refit: Train the winner on train and validation rows before it is registered.
         precision: See `TrainConfig`.
+        warm_start: Whose configurations are tried early: "none", "paper" or "mlflow" (`tuning.warm`).
     """
 
     ref: DatasetRef
@@ -175,6 +171,7 @@ class StudyConfig:
     fresh: bool = False
     refit: bool = False
     precision: str = "auto"
+    warm_start: str = "none"
 
     def __post_init__(self) -> None:
         for name, flag in (("trials", "--trials"), ("max_epochs", "--max-epochs"), ("eval_seeds", "--eval-seeds")):

@@ -13,6 +13,8 @@ import unruly
 from fault_tools import TABLE
 from optuna.trial import TrialState
 
+from bishop_ray.ablations.run import AblationConfig, run_ablation
+from bishop_ray.ablations.settings import Setting
 from bishop_ray.config import Resources, StudyConfig
 from bishop_ray.data.split import SplitProtocol
 from bishop_ray.data.suites import embedded_ref
@@ -143,3 +145,38 @@ def test_a_trial_that_waits_says_for_what(ray_here: None, tmp_path: Path, monkey
     result = run_study(study(tmp_path, "fine"), listener)
     assert said[0] == "trial 0 waits for 0.5 CPU (0 CPU free)"
     assert result.trials == {"complete": 1}
+
+
+def ablation(tmp_path: Path, *ways: str) -> AblationConfig:
+    """An ablation whose settings go wrong; the first one is what the others are compared with."""
+    config = replace(study(tmp_path, *ways), metric="auc")
+    settings = tuple(Setting(way.replace(" ", "_"), unruly.NAME, {"way": way}) for way in ways)
+    base = {"model": {"way": ways[0], "place": str(tmp_path)}, "train": {}}
+    names = {unruly.NAME: settings[0].name}
+    return AblationConfig("components", settings, {unruly.NAME: base}, {unruly.NAME: config}, names)
+
+
+def test_runs_of_an_ablation_end_as_what_they_are(ray_here: None, tmp_path: Path) -> None:
+    config = ablation(tmp_path, "fine", "raises", "memory", "dies", "dies once")
+    result = run_ablation(config)
+    status = {r.setting: r.status for r in result.records}
+    assert status == {"fine": "complete", "raises": "failed", "memory": "failed", "dies": "failed",
+                      "dies_once": "complete"}  # fmt: skip
+    reasons = {r.setting: r.reason for r in result.records}
+    assert reasons["raises"] == "KeyError: 'a fault of its own'"
+    assert reasons["memory"] == "MemoryError: cannot allocate 5 terabytes"
+    assert reasons["dies"].startswith("its process died: ")
+    openings = {r.setting: r.test_openings for r in result.records}
+    assert openings == {"fine": 1, "raises": 0, "memory": 0, "dies": 0, "dies_once": 1}
+    assert "a fault of its own" in (config.folder / "errors" / "unruly-raises-s1.txt").read_text()
+    told = runs_frame(config.study.tracking_uri, "ablation-components").set_index("params.setting")
+    assert dict(told["status"]) == {n: "FINISHED" if s == "complete" else "FAILED" for n, s in status.items()}
+
+
+def test_no_space_while_an_ablation_runs(ray_here: None, tmp_path: Path) -> None:
+    config = ablation(tmp_path, "fine", "full")
+    with pytest.raises(StorageFull):
+        run_ablation(config)
+    (tmp_path / "freed").touch()
+    result = run_ablation(config)
+    assert [r.status for r in result.records] == ["complete", "complete"]

@@ -204,7 +204,7 @@ def test_dry_run_over_several_models_names_those_that_will_be_skipped(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "catboost" else find(name, *a))
-    monkeypatch.setattr(commands, "_connect", lambda address: Cluster(4, 0))
+    monkeypatch.setattr(commands, "connect_cluster", lambda address: Cluster(4, 0))
     flags = ["--dataset", "iris", "--models", "all", "--dry-run", "--trials", "12"]
     assert commands.tune(cli.tune_parser().parse_args(flags)) == 0
     lines = capsys.readouterr().out.splitlines()

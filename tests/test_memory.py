@@ -18,6 +18,7 @@ from bishop_ray.data.table import Table, TaskType
 from bishop_ray.models import MODELS, create_model
 from bishop_ray.models.embeddings import quantile_edges
 from bishop_ray.training.loop import fit_network
+from bishop_ray.training.memory import PEAK, begin_peaks, peaks
 from bishop_ray.training.resident import Resident
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,3 +112,17 @@ def test_a_trials_own_memory_does_not_grow_with_the_table():
     assert facts["table_mb"] == pytest.approx(100)
     for memory in [facts["one_mb"], *facts["together_mb"]]:
         assert memory - facts["bare_mb"] < 30
+
+
+def test_a_trials_peak_is_its_own() -> None:
+    if not peaks():
+        pytest.skip("this system does not set the peak of a process back")
+    begin_peaks()
+    before = peaks()[PEAK]
+    block = np.ones(25_000_000)  # 200 MB
+    high = peaks()[PEAK]
+    del block
+    assert high - before > 150
+    assert peaks()[PEAK] == pytest.approx(high, abs=30)
+    begin_peaks()
+    assert peaks()[PEAK] < high - 150

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray import cli, models_cli
+from bishop_ray import ablate_cli, cli, models_cli, report_cli, reproduce_cli, theory_cli, train_cli
+from bishop_ray.ablations.settings import ABLATIONS, chosen
 from bishop_ray.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,51 @@ def test_models_lines_parse(line: str) -> None:
     words = shlex.split(line)
     args = models_cli.models_parser().parse_args(words[words.index("jobs/models.py") + 1 :])
     assert args.action in ("ensemble", "sync")
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/ablate.py" in line])
+def test_ablate_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    args = ablate_cli.ablate_parser().parse_args(words[words.index("jobs/ablate.py") + 1 :])
+    assert cli.one_source(args) in ("suite", "task", "table", "dataset")
+    chosen(args.name, args.models, args.settings)
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/theory.py" in line])
+def test_theory_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    assert theory_cli.theory_parser().parse_args(words[words.index("jobs/theory.py") + 1 :]).patterns
+
+
+def test_every_ablation_and_setting_is_named() -> None:
+    named = set(re.findall(r"`([a-z0-9_]+)`", TEXT.split("## Ablations")[1].split("\n## ")[0]))
+    settings = {s.name for name in ABLATIONS if name not in ("depth", "sparsity") for s in chosen(name, (), ())}
+    assert named >= settings | set(ABLATIONS) | {"all", "random_10", "increasing_", "decreasing_"}
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/report.py" in line])
+def test_report_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    args = report_cli.report_parser().parse_args(words[words.index("jobs/report.py") + 1 :])
+    assert args.studies or args.experiment or args.paper_table
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/train.py" in line])
+def test_train_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    args = train_cli.train_parser().parse_args(words[words.index("jobs/train.py") + 1 :])
+    assert cli.one_source(args) in ("table", "dataset")
+    assert args.model in MODELS
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/reproduce.py" in line])
+def test_reproduce_lines_parse(line: str) -> None:
+    from bishop_ray import paper
+
+    words = shlex.split(line)
+    args = reproduce_cli.reproduce_parser().parse_args(words[words.index("jobs/reproduce.py") + 1 :])
+    assert reproduce_cli.chosen_datasets(paper.table(int(args.paper_table)), args.dataset)
+    assert set(args.models) <= set(MODELS)
 
 
 def test_every_model_is_named() -> None:
@@ -76,7 +122,14 @@ def parsers() -> list[argparse.ArgumentParser]:
     """All parsers, those of a job's actions included."""
     models = models_cli.models_parser()
     actions = next(a for a in models._actions if isinstance(a, argparse._SubParsersAction))
-    return [cli.tune_parser(), *actions.choices.values()]
+    return [
+        cli.tune_parser(),
+        train_cli.train_parser(),
+        report_cli.report_parser(),
+        ablate_cli.ablate_parser(),
+        theory_cli.theory_parser(),
+        *actions.choices.values(),
+    ]
 
 
 def test_flags_it_names_exist() -> None:

@@ -89,7 +89,7 @@ def black_hole() -> Iterator[str]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "READ_SECONDS", 1.0)
-    monkeypatch.setattr("bishop_ray.data.sources._PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr("bishop_ray.data.client._PATIENCE_SECONDS", 1.5)
 
 
 def tree(folder: Path) -> dict[str, str]:

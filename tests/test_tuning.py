@@ -82,6 +82,9 @@ def test_study_to_registered_model(ray_here: Cluster, config: StudyConfig) -> No
     assert set(runs["status"]) <= {"FINISHED", "KILLED"}
     trials = runs[runs["name"].str.startswith("trial-")] if "name" in runs else runs
     assert trials["metrics.best_val_score"].max() == pytest.approx(result.val_score)
+    parent = runs[runs.kind == "study"].iloc[0]
+    assert parent["metrics.test_score_mean"] == result.test_mean
+    assert parent["metrics.test_score_constant"] == result.mean
     assert not list((Path(config.storage) / "studies" / config.name).glob("tune-*")), "Tune's own files are removed"
 
     again = run_study(config)

@@ -14,6 +14,7 @@ _HOMES = {
     "suite_id": "suites",
     "task_ref": "suites",
     "load_dataset": "sources",
+    "paper_dataset": "sources",
     "suite_datasets": "sources",
     "task_dataset": "sources",
     "SplitProtocol": "split",

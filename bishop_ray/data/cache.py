@@ -63,8 +63,8 @@ class ServerCache:
         return self.root / "bishop_ray" / path_part(urlparse(self.server).netloc)
 
     def table_path(self, task_id: str) -> Path:
-        """The normalised table of a task."""
-        return self.folder / f"task-{task_id}.parquet"
+        """The normalised table of a task, or of another ``kind-name``."""
+        return self.folder / f"{f'task-{task_id}' if task_id.isdigit() else task_id}.parquet"
 
     def read_table(self, task_id: str) -> RawDataset | None:
         """The table of a task, or None when it is not there or damaged."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import importlib
 import io
 import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -38,10 +40,11 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     file = Path(path)
     try:
         if file.name.lower().endswith(".parquet"):
-            return pd.read_parquet(file)
+            with _readable(file):
+                return pd.read_parquet(file)
         return _read_text(file)
-    except (OSError, EOFError, UnicodeError, csv.Error, zlib.error, pyarrow.ArrowException) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    except csv.Error as error:
+        reason = str(error)
     except pd.errors.EmptyDataError:
         raise BadTable(f"{path}: the file is empty; expected a header line and rows") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
@@ -49,11 +52,30 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     raise BadTable(f"{path}: cannot be read: {' '.join(reason.split())}")
 
 
+def decode_text(file: Path) -> str:
+    """The text of a .csv or .tsv file, also a compressed one.
+
+    Raises:
+        BadTable: It cannot be read.
+    """
+    with _readable(file):
+        data = gzip.decompress(file.read_bytes()) if file.name.lower().endswith(".gz") else file.read_bytes()
+        return data.decode("utf-8-sig")
+
+
+@contextlib.contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Whatever goes wrong with a file's bytes is a `BadTable` that names it."""
+    try:
+        yield
+    except (OSError, EOFError, UnicodeError, zlib.error, pyarrow.ArrowException) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadTable(f"{file}: cannot be read: {' '.join(reason.split())}") from None
+
+
 def _read_text(file: Path) -> pd.DataFrame:
-    name = file.name.lower()
-    data = gzip.decompress(file.read_bytes()) if name.endswith(".gz") else file.read_bytes()
-    text = data.decode("utf-8-sig")
-    delimiter = "\t" if ".tsv" in Path(name).suffixes else ","
+    text = decode_text(file)
+    delimiter = "\t" if ".tsv" in Path(file.name.lower()).suffixes else ","
     header = next(csv.reader(io.StringIO(text), delimiter=delimiter), [])
     twice = sorted({column for column in header if column and header.count(column) > 1})
     if twice:

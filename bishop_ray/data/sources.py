@@ -1,57 +1,28 @@
-"""`load_dataset`: the rows behind a reference. The only user of the openml client.
-
-The client is imported when something must be fetched, never for a warm cache. It gets what it lacks: time-outs,
-retries on server errors, and a private folder per fetch (``cache.py`` says why).
-"""
+"""`load_dataset`: the rows behind a reference, and what an OpenML server is asked for."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
-import threading
-import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 
-from bishop_ray.addresses import scrubbed
 from bishop_ray.data.cache import ServerCache, cache_root
+from bishop_ray.data.client import Incomplete, ask, passing
 from bishop_ray.data.files import load_embedded, load_file
+from bishop_ray.data.paper_load import clean_paper, load_paper_file
+from bishop_ray.data.paper_sets import paper_set
 from bishop_ray.data.raw import make_raw
-from bishop_ray.data.servers import (
-    DEFAULT_SERVER,
-    api_key,
-    passing_failures,
-    server_url,
-    timed_minio_class,
-    timed_session_class,
-    variant,
-)
-from bishop_ray.data.suites import PAPER_TASKS, SUITES, DatasetRef, suite_group, suite_id, task_ref
+from bishop_ray.data.servers import DEFAULT_SERVER, server_url
+from bishop_ray.data.suites import PAPER_TASKS, SUITES, DatasetRef, paper_ref, suite_group, suite_id, task_ref
 from bishop_ray.data.table import RawDataset
-from bishop_ray.errors import SourceUnavailable, UserError
+from bishop_ray.errors import UserError
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-_ATTEMPTS = 3
-_PATIENCE_SECONDS = 20.0
-"""After so much time without success no further attempt starts."""
-
-_DATABASE_OVERLOADED = 107
-"""The one error code of the server that says "try again" (the client's `_api_calls.py`)."""
-
-_client_lock = threading.RLock()  # the client's settings are module globals
-
-
-class _Incomplete(Exception):
-    """The server answered with something that is not the whole document."""
 
 
 def load_dataset(ref: DatasetRef) -> RawDataset:
@@ -67,6 +38,11 @@ def load_dataset(ref: DatasetRef) -> RawDataset:
     if ref.kind == "embedded":
         return load_embedded(ref)
     cache = _cache(ref.server)
+    if ref.kind == "paper":
+        if not ref.locator.isdigit():
+            return load_paper_file(ref)
+        key = f"paper-{ref.name}"
+        return cache.get(lambda: cache.read_table(key), lambda: _fetch_paper(cache, key, ref))
     return cache.get(lambda: cache.read_table(ref.locator), lambda: _fetch_table(cache, ref.locator))
 
 
@@ -108,6 +84,16 @@ def task_dataset(task_id: int | str, server: str = "") -> DatasetRef:
     return replace(ref, name=load_dataset(ref).name)
 
 
+def paper_dataset(name: str, data_dir: str = "", server: str = "") -> DatasetRef:
+    """The reference of one of the paper's nine tables, as `suites.paper_ref` makes it; no rows are loaded.
+
+    Raises:
+        UserError: No such name or folder, or neither the folder nor OpenML has the table.
+    """
+    url = server_url(server)
+    return paper_ref(name, data_dir, "" if url == DEFAULT_SERVER else url)
+
+
 def _cache(server: str) -> ServerCache:
     return ServerCache(cache_root(), server_url(server))
 
@@ -132,7 +118,7 @@ def _fetch_suite(cache: ServerCache, number: int) -> dict[str, str]:
             tasks[str(task)] = str(openml.datasets.get_dataset(int(description.dataset_id)).name)
         return tasks
 
-    tasks = _ask(cache, f"suite {number}", fetch)
+    tasks = ask(cache, f"suite {number}", fetch)
     cache.write_suite(number, tasks)
     return tasks
 
@@ -143,7 +129,7 @@ def _fetch_table(cache: ServerCache, task_id: str) -> RawDataset:
             cache.seed(Path(openml.config.get_cache_directory()), task_id)
         return _download(openml, int(task_id))
 
-    raw = _ask(cache, f"task {task_id}", fetch)
+    raw = ask(cache, f"task {task_id}", fetch)
     cache.write_table(task_id, raw)
     return raw
 
@@ -156,95 +142,48 @@ def _describe(openml: Any, task_id: int) -> Any:
     return task
 
 
+def _fetch_paper(cache: ServerCache, key: str, ref: DatasetRef) -> RawDataset:
+    record = paper_set(ref.name)
+
+    def fetch(openml: Any, _first: bool) -> RawDataset:
+        dataset, frame, _ = _frame(openml, int(ref.locator))
+        turned = pd.concat([frame.iloc[record.rotate :], frame.iloc[: record.rotate]], ignore_index=True)
+        return clean_paper(ref.name, turned, f"OpenML dataset {ref.locator} ({dataset.name})")
+
+    raw = ask(cache, f"dataset {ref.locator} ({ref.name}; --data-dir names a folder of files instead)", fetch)
+    cache.write_table(key, raw)
+    return raw
+
+
 def _download(openml: Any, task_id: int) -> RawDataset:
     task = _describe(openml, task_id)
-    dataset = openml.datasets.get_dataset(int(task.dataset_id), download_data=True)
+    dataset, frame, nominal = _frame(openml, int(task.dataset_id))
+    kind = "classification" if isinstance(task, openml.tasks.OpenMLClassificationTask) else "regression"
+    where = f"OpenML task {task_id} ({dataset.name})"
+    return make_raw(str(dataset.name), frame, str(task.target_name), kind, nominal, where)
+
+
+def _frame(openml: Any, data_id: int) -> tuple[Any, pd.DataFrame, list[str]]:
+    """Description, rows and nominal columns of a dataset."""
+    dataset = openml.datasets.get_dataset(data_id, download_data=True)
     if dataset.parquet_file is not None:
         pq.read_metadata(dataset.parquet_file)  # the client raises a bare Exception for a broken file
     frame, _, categorical, names = dataset.get_data()
     expected = _expected_rows(openml, dataset)
     if expected is not None and expected != len(frame):
-        raise _Incomplete(f"{len(frame)} rows of {expected} arrived")
+        raise Incomplete(f"{len(frame)} rows of {expected} arrived")
     frame = frame.set_axis(names, axis=1)
     for name in frame.columns:
         if hasattr(frame[name], "sparse"):
             frame[name] = frame[name].sparse.to_dense()
-    nominal = [name for name, is_nominal in zip(names, categorical, strict=True) if is_nominal]
-    kind = "classification" if isinstance(task, openml.tasks.OpenMLClassificationTask) else "regression"
-    where = f"OpenML task {task_id} ({dataset.name})"
-    return make_raw(str(dataset.name), frame, str(task.target_name), kind, nominal, where)
+    return dataset, frame, [name for name, is_nominal in zip(names, categorical, strict=True) if is_nominal]
 
 
 def _expected_rows(openml: Any, dataset: Any) -> int | None:
     """The row count the server tells, if it does: the one quality we need; a failure here costs nothing else."""
     try:
         rows = (dataset.qualities or {}).get("NumberOfInstances")
-    except _passing(openml) as error:
+    except passing(openml) as error:
         logger.info("no row count of dataset %s: %s", dataset.dataset_id, error)
         return None
     return None if rows is None else int(rows)
-
-
-def _ask(cache: ServerCache, what: str, fetch: Callable[[Any, bool], T]) -> T:
-    """`fetch(openml, first attempt)` in a private client folder, repeated on passing failures.
-
-    Raises:
-        SourceUnavailable: No attempt succeeded.
-        UserError: The server says there is no such thing.
-    """
-    openml = _client()
-    started = time.monotonic()
-    with _client_lock, _quiet():
-        openml.config.server, openml.config.apikey = cache.server, api_key(cache.server)
-        openml.config.set_retry_policy("human", 1)  # the session retries, with time-outs
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                with cache.staging() as folder:
-                    openml.config.set_root_cache_directory(folder)
-                    return fetch(openml, attempt == 1)
-            except openml.exceptions.OpenMLServerException as error:
-                if error.code != _DATABASE_OVERLOADED:
-                    raise UserError(
-                        f"OpenML {what}: {cache.server} answers {error.message.removesuffix(' - None')!r}"
-                    ) from None
-                failure: Exception = error
-            except _passing(openml) as error:
-                failure = error
-            except ValueError as error:
-                if "entity type" not in str(error):
-                    raise
-                raise UserError(f"OpenML {what}: expected a suite of tasks; {error}") from None
-            if attempt == _ATTEMPTS or time.monotonic() - started > _PATIENCE_SECONDS:
-                break
-            time.sleep(attempt)
-    reason = scrubbed(" ".join(str(failure).split()))[:300] or type(failure).__name__  # holds addresses, keys in them
-    raise SourceUnavailable(f"OpenML {what}: no usable answer from {cache.server}: {reason}")
-
-
-def _passing(openml: Any) -> tuple[type[Exception], ...]:
-    return (
-        _Incomplete,
-        *passing_failures(),
-        openml.exceptions.OpenMLServerError,
-        openml.exceptions.OpenMLHashException,
-    )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@functools.cache
-def _client() -> Any:
-    """The openml module; inside it, and nowhere else, requests, minio and logging are ours."""
-    with _quiet():
-        import openml
-    logging.getLogger("openml").setLevel(logging.CRITICAL)
-    calls: Any = openml._api_calls
-    calls.requests = variant(calls.requests, Session=timed_session_class())
-    calls.minio = variant(calls.minio, Minio=timed_minio_class())
-    calls.logging = logging.getLogger("openml.calls")  # not the root logger, where it would install a handler
-    return openml

@@ -74,7 +74,9 @@ def split_dataset(
 def split_indices(
     raw: RawDataset, seed: int, fractions: Fractions = DATASETS_I.fractions, max_rows: int | None = None
 ) -> Split[NDArray[np.int64]]:
-    """Row positions of the three parts, each in ascending order.
+    """Row positions of the three parts: train in ascending order, validation and test in a drawn order.
+
+    A table may be sorted by its target. Were the rows that are scored in its order, a model could read it off theirs.
 
     Classification is stratified, by largest remainders: the parts have the exact sizes, every class its share within
     one row. A class of three rows or more has at least one in each part, as far as the parts' sizes allow; a rarer one
@@ -112,7 +114,10 @@ def split_indices(
     validation = _apportion(kept - train, sizes[1], leave=1)
     bounds = [np.cumsum([t, v, k - t - v]) for t, v, k in zip(train, validation, kept, strict=True)]
     parts = [[group[a:b] for group, (a, b) in zip(groups, edges, strict=True)] for edges in _edges(bounds)]
-    return Split(*(np.sort(np.concatenate(part)) for part in parts))
+    train_rows, *scored = (np.concatenate(part) for part in parts)
+    # A second draw: in the order of the first, a class whose share was reached earlier would tend to come earlier.
+    keys = np.random.PCG64(seed).random_raw(2 * len(raw))[len(raw) :]
+    return Split(np.sort(train_rows), *(rows[np.argsort(keys[rows], kind="stable")] for rows in scored))
 
 
 def _edges(bounds: list[NDArray[np.int64]]) -> list[list[tuple[int, int]]]:

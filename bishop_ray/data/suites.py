@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from bishop_ray.data.paper_sets import PAPER_SETS
 from bishop_ray.errors import BadTable, UnknownName, UserError
 
 SUITES: dict[str, int] = {"CC": 334, "NC": 337, "CR": 335, "NR": 336}
@@ -58,8 +59,8 @@ class DatasetRef:
     """A name that any node turns into the same rows.
 
     Attributes:
-        kind: "openml" (a task id), "file" or "embedded".
-        locator: Task id, absolute path, or embedded name, as text.
+        kind: "openml" (a task id), "file", "embedded" or "paper" (one of the nine tables, a file or an OpenML data id).
+        locator: Task id, data id, absolute path, or embedded name, as text.
         name: The dataset's own name, for people.
         group: Suite or family, e.g. "CR"; empty for single tables.
         target: Target column (files only).
@@ -154,6 +155,41 @@ def embedded_ref(name: str) -> DatasetRef:
     return DatasetRef("embedded", name, name)
 
 
+def paper_ref(name: str, data_dir: str = "", server: str = "") -> DatasetRef:
+    """One of the paper's nine single tables: a file of the folder, else OpenML's copy where there is one.
+
+    Args:
+        name: One of `paper_sets.PAPER_SETS`.
+        data_dir: Folder of ``NAME.parquet``, ``NAME.csv``, ...; "" for none.
+        server: OpenML address, or "" for the default.
+
+    Raises:
+        UnknownName: None of the nine.
+        UserError: No such folder, or neither it nor OpenML has the table.
+    """
+    if name not in PAPER_SETS:
+        raise UnknownName("dataset", name, [*EMBEDDED, *PAPER_SETS])
+    record = PAPER_SETS[name]
+    if data_dir:
+        folder = Path(data_dir).expanduser().resolve()
+        if not folder.is_dir():
+            raise UserError(f"--data-dir: expected a folder; found {data_dir!r}, {_what(folder)}")
+        for suffix in reversed(TABLE_SUFFIXES):
+            if (file := folder / f"{name}{suffix}").is_file():
+                return DatasetRef("paper", str(file), name, "paper")
+    if record.openml is None:
+        raise UserError(
+            f"--dataset {name}: OpenML has no whole copy of it; expected {name}.parquet, .csv or .tsv in the folder "
+            f"of --data-dir or BISHOP_DATA_DIR; found {f'none in {data_dir}' if data_dir else 'no folder named'} "
+            f"(the original: {record.url})"
+        )
+    return DatasetRef("paper", str(record.openml), name, "paper", server=server)
+
+
+def _what(path: Path) -> str:
+    return "a file" if path.exists() else "no such path"
+
+
 @dataclass(frozen=True)
 class DatasetFacts:
     """A line of ``--list-datasets``.
@@ -183,9 +219,20 @@ _EMBEDDED_FACTS: dict[str, tuple[str, int, int]] = {
 
 
 def list_datasets() -> list[DatasetFacts]:
-    """What can be named without a file: the suites, then scikit-learn's tables; asks no server."""
+    """What has a name: the suites, scikit-learn's tables, the paper's nine tables; asks no server."""
     suites = [
         DatasetFacts(name, f"OpenML suite {number}", "classification" if name[1] == "C" else "regression")
         for name, number in SUITES.items()
     ]
-    return suites + [DatasetFacts(name, "scikit-learn", *_EMBEDDED_FACTS[name]) for name in EMBEDDED]
+    embedded = [DatasetFacts(name, "scikit-learn", *_EMBEDDED_FACTS[name]) for name in EMBEDDED]
+    papers = [
+        DatasetFacts(
+            name,
+            f"OpenML data {record.openml} or --data-dir" if record.openml else "--data-dir",
+            record.task,
+            record.rows,
+            len(record.columns) - 1,
+        )
+        for name, record in PAPER_SETS.items()
+    ]
+    return suites + embedded + papers

@@ -15,6 +15,7 @@ import ray
 from bishop_ray.config import TrialConfig
 from bishop_ray.errors import TrainingFailed
 from bishop_ray.home import write_whole
+from bishop_ray.training.memory import peaks
 from bishop_ray.training.trial import STOP_REASON, Report, train_here
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def reported(result: Report, late: bool) -> dict[str, Any]:
     reason = result.stop_reason
     if reason == "stopped" or (late and not reason):
         reason = TIME_LIMIT
-    return {**result.metrics(), "workers": workers, "epoch": result.epoch, STOP_REASON: reason}
+    return {**result.metrics(), **peaks(), "workers": workers, "epoch": result.epoch, STOP_REASON: reason}
 
 
 def fit_trainer(

@@ -1,6 +1,6 @@
 """THE training loop: plain PyTorch, one process or several, no Ray, no MLflow.
 
-The loop reports every epoch to `on_epoch` and stops when that says so; it knows nothing of who listens.
+It reports every epoch to `on_epoch` and stops when that says so; it knows nothing of who listens.
 Letters: R rows, B rows of a batch, N numerical and C categorical columns, K outputs.
 """
 
@@ -54,9 +54,8 @@ def fit_network(
 ) -> FitResult:
     """Trains `network` in place and leaves it on its device with the weights of the best epoch.
 
-    In an initialised `torch.distributed` group every rank calls this with the same arguments: the same global batches
-    are shared out, so that one step equals the step of one process; validation covers all rows, exactly. A network
-    that keeps running statistics (batch norm) keeps those of rank 0.
+    In an initialised `torch.distributed` group every rank calls this with the same arguments: a step equals that of one
+    process, validation covers all rows. A network's running statistics (batch norm) are those of rank 0.
 
     Row order and dropout follow from (seed, epoch, rank) at the start of each epoch, through torch's global generator:
     a resumed training equals an undisturbed one.
@@ -66,9 +65,8 @@ def fit_network(
         train: Training rows.
         val: Validation rows; never trained on.
         config: How to train.
-        on_epoch: Called after each epoch, on every rank with the same numbers (a Ray Train report is a barrier of all
-            ranks); True asks for a stop, the answer of rank 0 counts. The network then holds the epoch's weights. A
-            resumed training that has nothing left to do reports its last epoch again.
+        on_epoch: Called after each epoch with the network at its weights, on every rank with the same numbers; True
+            asks for a stop, rank 0's answer counts. A resumed training with nothing left to do reports its last epoch.
         resume_from: Folder of a checkpoint to go on from, if it holds one.
         checkpoint_to: Folder to keep the newest checkpoint in, written by rank 0.
         identity: JSON values that a checkpoint must share to be resumed, beside network class, spec, rows and config.

@@ -14,6 +14,7 @@ import numpy as np
 from bishop_ray.config import Params, Resources, TrialConfig
 from bishop_ray.data.table import Table, TableSpec
 from bishop_ray.models import MODELS
+from bishop_ray.training.memory import begin_peaks
 
 if TYPE_CHECKING:
     from bishop_ray.models.base import Estimator, Network
@@ -149,6 +150,7 @@ def train_here(
     """
     from bishop_ray.models.base import Network
 
+    begin_peaks()
     model = _create(job, data.spec)
     if isinstance(model, Network):
         from bishop_ray.training.loop import fit_network

@@ -30,9 +30,10 @@ from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
 from bishop_ray.tuning.search import Family, make_family, run_search
 from bishop_ray.tuning.space import SearchSpace, load_space
-from bishop_ray.tuning.store import OpenStudy, exclusive, open_study
+from bishop_ray.tuning.store import OpenStudy, exclusive
 from bishop_ray.tuning.study import StudyFailed
 from bishop_ray.tuning.trials import best_of, kept_models
+from bishop_ray.tuning.warm import open_warm
 
 STARTUP = 4
 """Trials of a model before its sampler models anything: most models get few."""
@@ -90,7 +91,7 @@ def run_automl(
             shutil.rmtree(folder, ignore_errors=True)
             for config in able:
                 start_over(config)
-        opened = {config.model: open_study(config, spaces[config.model], loaded.fingerprint) for config in able}
+        opened = {config.model: open_warm(config, spaces[config.model], loaded) for config in able}
         if (kept := kept_outcome(folder, whole, opened)) is not None:
             return kept[0], skipped + kept[1]
         run = _Run(whole, able, slots, listener, deadline, folder)

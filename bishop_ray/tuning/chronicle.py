@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.data.table import TaskType
 from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
 from bishop_ray.tuning.evaluate import Evaluation
 from bishop_ray.tuning.facts import AUTOML
+from bishop_ray.tuning.predictions import PREDICTIONS
 from bishop_ray.tuning.prepare import Prepared
 from bishop_ray.tuning.space import SearchSpace, flatten
 from bishop_ray.tuning.store import OpenStudy, remove_study, stored_identity, study_folder
@@ -21,7 +24,7 @@ from bishop_ray.tuning.trials import count_states, params_of, trial_rows
 def start_over(config: StudyConfig) -> None:
     """Ends what an earlier, perhaps killed run left open in MLflow, then removes the study."""
     if identity := stored_identity(config):
-        _settle(config, identity, "KILLED", "started over")
+        settle_runs(config, identity, "KILLED", "started over")
     remove_study(config)
 
 
@@ -32,13 +35,19 @@ def finished_result(config: StudyConfig, opened: OpenStudy) -> StudyResult | Non
         return None
     if stored["eval_seeds"] != config.eval_seeds or stored.get("refit", False) != config.refit:
         return None
-    _settle(config, opened.identity, "FINISHED", "finished")
+    settle_runs(config, opened.identity, "FINISHED", "finished")
     return StudyResult(**{k: v for k, v in stored.items() if k not in ("eval_seeds", "refit")} | {"reused": True})
 
 
-def _settle(config: StudyConfig, identity: str, status: str, reason: str) -> None:
+def settle_runs(config: StudyConfig, identity: str, status: str, reason: str) -> None:
+    """Brings a study's runs in MLflow to their end; without a run nothing happens."""
     spool = study_folder(config) / SPOOL
     settle(config.tracking_uri, config.ref.experiment, identity, spool, status, reason)
+
+
+def reference_metrics(references: Mapping[str, float]) -> dict[str, float]:
+    """Test scores of the linear model and of the constant prediction under names that no score of the winner has."""
+    return {"test_score_linear": references["linear"], "test_score_constant": references["mean"]}
 
 
 def trained_on(config: StudyConfig) -> str:
@@ -78,6 +87,7 @@ def open_tracker(
         "data_hash": prepared.fingerprint,
         "rows": "/".join(map(str, prepared.rows)),
         "columns": f"{spec.n_num} numerical, {spec.n_cat} categorical",
+        "classes": str(0 if spec.task is TaskType.REGRESSION else spec.n_out),
     }
     tracker = StudyTracker(
         config.tracking_uri,
@@ -128,6 +138,12 @@ def open_search_tracker(
     )
 
 
+def test_metrics(final: Evaluation) -> dict[str, float]:
+    """The test scores as metrics in MLflow: mean and deviation over the seeds, and those of the two references."""
+    scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
+    return scores | reference_metrics(final.references)
+
+
 def finish(
     config: StudyConfig,
     prepared: Prepared,
@@ -138,9 +154,7 @@ def finish(
     seconds: float,
 ) -> StudyResult:
     """Registers the winner, then writes the result to the tracker and the study."""
-    scores = {"test_score_mean": final.test_mean, "test_score_std": final.test_std}
-    scores |= {f"test_score_{name}": value for name, value in final.references.items()}
-    scores["test_score"] = final.test_scores[final.registered]
+    scores = test_metrics(final) | {"test_score": final.test_scores[final.registered]}
     run_id = tracker.parent_run_id()
     model = register_best(
         final.predictor,
@@ -154,11 +168,7 @@ def finish(
         data_key=f"{prepared.fingerprint} {config.split}",
         metric=config.metric,
         metrics=scores,
-        tags={
-            "seed": str(final.seeds[final.registered]),
-            "data_hash": prepared.fingerprint,
-            "trained_on": trained_on(config),
-        },
+        tags={"seed": str(final.seeds[final.registered]), **_of_version(config, prepared)},
     )
     result = StudyResult(
         dataset=config.ref.key,
@@ -185,14 +195,27 @@ def finish(
     )
     tracker.log_final(
         {**scores, "best_val_score": best[1], **{f"trials_{k}": float(v) for k, v in result.trials.items()}},
-        tags={
-            "best_trial": str(best[0]),
-            "registered_model": f"{model.name} v{model.version}",
-            "trained_on": trained_on(config),
-            "test_openings": str(opened.test_openings),
-        },
-        texts={"leaderboard.csv": to_csv(leaderboard([result]))},
+        tags=_final_tags(config, best[0], final, f"{model.name} v{model.version}", opened.test_openings),
+        texts={"leaderboard.csv": to_csv(leaderboard([result])), PREDICTIONS: final.predictions},
         tables={"leaderboard.json": trial_rows(opened.study)},
     )
     opened.save_result({**asdict(result), "eval_seeds": config.eval_seeds, "refit": config.refit})
     return result
+
+
+def _final_tags(config: StudyConfig, best: int, final: Evaluation, registered: str, openings: int) -> dict[str, str]:
+    """What the study's run is told of its final evaluation, beside numbers."""
+    return {
+        "best_trial": str(best),
+        "registered_model": registered,
+        "trained_on": trained_on(config),
+        "test_openings": str(openings),
+        "eval_seeds": json.dumps(list(final.seeds)),
+        "test_scores": json.dumps(list(final.test_scores)),
+        "val_scores": json.dumps(list(final.val_scores)),
+    }
+
+
+def _of_version(config: StudyConfig, prepared: Prepared) -> dict[str, str]:
+    """Which rows a registered version was trained on."""
+    return {"data_hash": prepared.fingerprint, "trained_on": trained_on(config)}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from bishop_ray.config import Params, StudyConfig
 from bishop_ray.data.table import Table
@@ -16,9 +18,10 @@ from bishop_ray.errors import TrainingFailed
 from bishop_ray.predictor import Predictor
 from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.trial import TrialSettings
-from bishop_ray.training.worker import evaluate_seed
+from bishop_ray.training.worker import evaluate_seed, last_error
 from bishop_ray.tuning.costs import Costs, measure
 from bishop_ray.tuning.placement import Placement
+from bishop_ray.tuning.predictions import predictions_csv
 from bishop_ray.tuning.prepare import Prepared, open_test, test_references
 from bishop_ray.tuning.refit import refit_winner
 from bishop_ray.tuning.room import Ask
@@ -39,6 +42,9 @@ class Evaluation:
         seeds: The seeds whose training succeeded.
         registered: Position of `predictor` among the seeds.
         costs: Of `predictor`.
+        predictions: Of the first seed's training, see `predictions_csv`.
+        infos: What each training left in its predictor, e.g. its epochs and seconds.
+        failed: Seeds whose training failed, with the reason.
     """
 
     predictor: Predictor
@@ -48,6 +54,9 @@ class Evaluation:
     seeds: tuple[int, ...]
     registered: int
     costs: Costs
+    predictions: str
+    infos: tuple[dict[str, Any], ...] = ()
+    failed: dict[int, str] = field(default_factory=dict)
 
     @property
     def test_mean(self) -> float:
@@ -98,7 +107,7 @@ def final_evaluation(
         TrainingFailed: No seed's training succeeded.
     """
     ask = placement.again(params)
-    trained = _train(
+    trained, failed = _train(
         settings,
         number,
         params,
@@ -108,7 +117,9 @@ def final_evaluation(
         placement.at_a_time(ask, config.max_concurrent),
     )
     predictors = [Predictor.load(folder) for folder in trained.values()]
-    val_scores = tuple(_score(config, prepared, p, prepared.data.validation) for p in predictors)
+    validation = prepared.data.validation
+    val_outputs = [_outputs(p, validation) for p in predictors]
+    val_scores = tuple(_score(config, prepared, validation, output) for output in val_outputs)
     best = int(np.argmax(val_scores))
     refitted = (
         refit_winner(config, settings, params, list(trained)[best], predictors[best], number, ask)
@@ -118,16 +129,24 @@ def final_evaluation(
     on_opening()
     raw = open_test(config)
     test = prepared.preprocessor.transform(raw)
-    test_scores = tuple(_score(config, prepared, p, test) for p in predictors)
+    test_outputs = [_outputs(p, test) for p in predictors]
+    test_scores = tuple(_score(config, prepared, test, output) for output in test_outputs)
     references = test_references(config, raw)
     chosen = refitted or predictors[best]
     _, costs = measure(chosen, raw.frame)
-    return Evaluation(chosen, val_scores, test_scores, references, tuple(trained), best, costs)
+    infos = tuple(dict(p.info) for p in predictors)
+    target = prepared.preprocessor.target
+    predictions = predictions_csv(target, (validation.y, val_outputs[0]), (test.y, test_outputs[0]))
+    seeds = tuple(trained)
+    return Evaluation(chosen, val_scores, test_scores, references, seeds, best, costs, predictions, infos, failed)
 
 
-def _score(config: StudyConfig, prepared: Prepared, predictor: Predictor, table: Table) -> float:
-    prediction = predictor.model.predict(table.x_num, table.x_cat)
-    return evaluate(config.metric, prepared.data.spec.task, table.y, prediction, scale=prepared.data.target_scale)
+def _outputs(predictor: Predictor, table: Table) -> NDArray[Any]:
+    return predictor.model.predict(table.x_num, table.x_cat)
+
+
+def _score(config: StudyConfig, prepared: Prepared, table: Table, output: NDArray[Any]) -> float:
+    return evaluate(config.metric, prepared.data.spec.task, table.y, output, scale=prepared.data.target_scale)
 
 
 def _train(
@@ -138,8 +157,8 @@ def _train(
     seeds: tuple[int, ...],
     ask: Ask,
     slots: int,
-) -> dict[int, Path]:
-    """Seed -> folder of its predictor; side by side where trials ran so.
+) -> tuple[dict[int, Path], dict[int, str]]:
+    """Seed -> folder of its predictor, and seed -> why its training failed; side by side where trials ran so.
 
     A deadline bounds each training: those that queue behind others get their share of the time left.
     """
@@ -151,9 +170,15 @@ def _train(
     else:
         calls = _side_by_side(settings, number, params, seeds, slots, share, ask)
     trained = {seed: Path(found) for seed, found in zip(seeds, calls, strict=True) if not isinstance(found, Exception)}
+    # Ray's text of an error is a whole traceback; one line of it says why.
+    failed = {
+        seed: last_error(str(found).splitlines())
+        for seed, found in zip(seeds, calls, strict=True)
+        if isinstance(found, Exception)
+    }
     if not trained:
-        raise TrainingFailed(f"the winner, trial {number}, cannot be trained again: {calls[0]}")
-    return trained
+        raise TrainingFailed(f"the winner, trial {number}, cannot be trained again: {failed[seeds[0]]}")
+    return trained, failed
 
 
 def _side_by_side(

@@ -12,18 +12,20 @@ from optuna.trial import TrialState
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.predictor import Predictor
-from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import StudyTracker, register_best
 from bishop_ray.training.metrics import evaluate
 from bishop_ray.tuning.budget import REFIT, Budget
+from bishop_ray.tuning.chronicle import reference_metrics
 from bishop_ray.tuning.contenders import ENSEMBLE, Contender, Ensemble, Problem, build_ensemble, contenders
 from bishop_ray.tuning.costs import Costs, measure
 from bishop_ray.tuning.facts import save_problem
+from bishop_ray.tuning.predictions import predictions_csv
 from bishop_ray.tuning.prepare import open_test, test_references
 from bishop_ray.tuning.refit import refit_winner
 from bishop_ray.tuning.search import Family
 from bishop_ray.tuning.space import flatten
-from bishop_ray.tuning.trials import count_states, params_of, seconds_of, trial_rows
+from bishop_ray.tuning.trials import count_states, params_of, seconds_of
+from bishop_ray.tuning.verdict import log_verdict
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class _Entry:
     family: Family | None
     params: dict[str, Any]
     trained_on: str = "train"
+    contender: Contender | None = None
 
 
 def judge(
@@ -92,13 +95,17 @@ def judge(
         family.opened.count_test_opening()
     test = open_test(whole)
     references = test_references(whole, test)
-    results = []
+    results, predictions = [], {}
     for entry in entries:
         output, costs = measure(entry.predictor, test.frame)
         target = entry.predictor.target
-        score = evaluate(whole.metric, problem.task, target.encode(test.target), output, scale=target.scale)
+        y = target.encode(test.target)
+        score = evaluate(whole.metric, problem.task, y, output, scale=target.scale)
+        if entry.contender is not None:
+            validation = (problem.y, entry.contender.predictions())
+            predictions[entry.model] = predictions_csv(target, validation, (y, output))
         results.append(_register(whole, entry, costs, score, references, families[0], identity, tracker))
-    _log(whole, families, results, tracker, ensemble, skipped=[*skipped, *without])
+    log_verdict(families, results, tracker, ensemble, [*skipped, *without], predictions)
     return Verdict(results, without)
 
 
@@ -126,12 +133,13 @@ def _entries(
         if contender.model not in {entry.model for entry in entries}:
             family = by_model[contender.model]
             params = flatten(params_of(family.opened.study, contender.number))
-            entries.append(_Entry(contender.model, contender.load(), contender.score, contender.number, family, params))
+            row = (contender.model, contender.load(), contender.score, contender.number, family, params)
+            entries.append(_Entry(*row, contender=contender))
     if ensemble is not None:
         predictor = ensemble.load()
-        row = _Entry(ENSEMBLE, predictor, ensemble.score, -1, None, dict(predictor.hparams))
+        mixed = _Entry(ENSEMBLE, predictor, ensemble.score, -1, None, dict(predictor.hparams))
         # After a single model of the same score: among equals the simpler one.
-        entries.insert(sum(entry.val_score >= ensemble.score for entry in entries), row)
+        entries.insert(sum(entry.val_score >= ensemble.score for entry in entries), mixed)
     if whole.refit and entries:
         seconds = REFIT * float(entries[0].predictor.info.get("fit_seconds", 0.0))
         if budget.allows(seconds):
@@ -171,7 +179,7 @@ def _register(
     family, prepared = entry.family, first.prepared
     own = family.tracker if family else tracker
     run_id = own.parent_run_id()
-    scores = {"test_score": score} | {f"test_score_{name}": value for name, value in references.items()}
+    scores = {"test_score": score} | reference_metrics(references)
     model = register_best(
         entry.predictor,
         whole.ref.key,
@@ -210,41 +218,3 @@ def _register(
         size_bytes=model.size_bytes,
         **asdict(costs),
     )
-
-
-def _log(
-    whole: StudyConfig,
-    families: Sequence[Family],
-    results: Sequence[StudyResult],
-    tracker: StudyTracker,
-    ensemble: Ensemble | None,
-    skipped: Sequence[Skipped],
-) -> None:
-    """The leaderboard beside the search's run, and each model's own result beside its study's."""
-    best = results[0]
-    rows = leaderboard(results, skipped)
-    texts = {"leaderboard.csv": to_csv(rows)}
-    if ensemble is not None:
-        texts["ensemble.txt"] = f"cross-fitted {whole.metric}: {ensemble.score!r}\n{ensemble.words()}\n"
-    tracker.log_final(
-        {"best_val_score": best.val_score, "test_score": best.test_mean, "test_score_linear": best.linear,
-         "test_score_mean": best.mean, "models": float(len(families))},
-        tags={"champion": best.model, "registered_model": f"{best.registered} v{best.version}",
-              "trained_on": best.trained_on},
-        texts=texts,
-        tables={"leaderboard.json": rows},
-    )  # fmt: skip
-    by_model = {result.model: result for result in results}
-    for family in families:
-        result = by_model.get(family.config.model)
-        if result is None:
-            continue
-        numbers = {"best_val_score": result.val_score, "test_score": result.test_mean}
-        numbers |= {"fit_seconds": result.fit_seconds, "predict_ms_per_1000_rows": result.predict_ms}
-        numbers |= {f"trials_{state}": float(count) for state, count in result.trials.items()}
-        family.tracker.log_final(
-            numbers,
-            tags={"best_trial": str(result.best_trial), "registered_model": f"{result.registered} v{result.version}",
-                  "test_openings": str(family.opened.test_openings)},
-            tables={"leaderboard.json": trial_rows(family.opened.study)},
-        )  # fmt: skip

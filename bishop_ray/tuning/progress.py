@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bishop_ray.config import NO_LIMIT
+from bishop_ray.training.memory import GPU_PEAK, PEAK
 from bishop_ray.training.worker import last_error
 
 
@@ -51,7 +52,7 @@ _BOOKKEEPING = {
 def curves(result: dict[str, Any]) -> dict[str, float]:
     """One epoch's numbers under the names of MLflow's charts: ``epoch/...`` first, then ``layers/...`` by kind."""
     numbers = {name: float(value) for name, value in result.items() if is_metric(name, value)}
-    for once in ("workers", "best_epoch"):
+    for once in ("workers", "best_epoch", PEAK, GPU_PEAK):
         numbers.pop(once, None)
     return {
         f"layers/{name}" if "/" in name else f"epoch/{name.removeprefix('epoch_')}": value

@@ -21,6 +21,7 @@ from ray.tune.schedulers import TrialScheduler
 from bishop_ray.config import Params
 from bishop_ray.errors import StorageFull
 from bishop_ray.training.groups import RESTARTS, release_group
+from bishop_ray.training.memory import GPU_PEAK, PEAK
 from bishop_ray.training.metrics import display
 from bishop_ray.training.trial import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
 from bishop_ray.training.worker import FAILURE, FULL
@@ -209,6 +210,7 @@ class StudyRecorder(Callback):
         if SCORE in result:
             summary |= {"best_val_score": float(result[SCORE]), "best_epoch": float(result["best_epoch"])}
             summary |= {"epochs": float(result["epoch"]), "workers": float(result["workers"])}
+            summary |= {name: float(result[name]) for name in (PEAK, GPU_PEAK) if name in result}
         self._tracker.trial_finished(number, status, reason, summary)
         name = {"FINISHED": "complete", "KILLED": "pruned"}.get(status, "failed")
         if self._progress.best is not None:

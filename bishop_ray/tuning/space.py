@@ -9,27 +9,23 @@ sampler is told instead.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bishop_ray.config import Params, TrainConfig
+from bishop_ray.config import Params
 from bishop_ray.errors import BadSearchSpace, UnknownName
-from bishop_ray.models import MODELS, model_class
+from bishop_ray.models import MODELS
 from bishop_ray.tuning.ranges import Default, Range, check_type, known, parse_entry, same
+from bishop_ray.tuning.settings import SECTIONS, check_builds, check_key, defaults_of
 
 if TYPE_CHECKING:
     import optuna
 
-SECTIONS = ("model", "train")
 OUTSIDE = "outside"
-FLAGS = {"max_epochs": "--max-epochs", "metric": "--metric", "seed": "--seed", "precision": "--precision"}
-"""Fields of `TrainConfig` that belong to the study: the flags that set them."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +129,11 @@ def load_space(name: str, model: str) -> SearchSpace:
     path = find_space(name)
     text, content = _read(path)
     known(path, "section", content, {*SECTIONS, "first"})
-    defaults = _defaults(model)
+    defaults = defaults_of(model)
     entries: dict[str, Any] = {}
     for section in SECTIONS:
         for key, value in _mapping(path, section, content.get(section, {})).items():
-            _settable(path, f"key of {section!r}", section, key, defaults)
+            check_key(path, f"key of {section!r}", section, key, defaults)
             name = f"{section}.{key}"
             entries[name] = parse_entry(path, name, value, defaults[name])
     points = content.get("first")
@@ -170,23 +166,6 @@ def _read(path: Path) -> tuple[str, dict[Any, Any]]:
     return text, content
 
 
-def _defaults(model: str) -> dict[str, Default]:
-    """Flat name -> default of everything a space may set."""
-    signature = inspect.signature(model_class(model).__init__).parameters.values()
-    arguments = {f"model.{p.name}": Default.of(p.default, p.annotation) for p in signature}
-    del arguments["model.self"], arguments["model.spec"]
-    return arguments | {
-        f"train.{f.name}": Default.of(f.default, f.type) for f in fields(TrainConfig) if f.name not in FLAGS
-    }
-
-
-def _settable(path: Path, kind: str, section: str, key: Any, names: Iterable[str]) -> None:
-    """Refuses keys that no space may set."""
-    if section == "train" and key in FLAGS:
-        raise BadSearchSpace(f"{path}: train.{key} is no part of a search space; {FLAGS[key]} sets it")
-    known(path, kind, [key], [name.partition(".")[2] for name in names if name.startswith(f"{section}.")])
-
-
 def _mapping(path: Path, key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadSearchSpace(f"{path}: {key} must be a mapping of names; found {value!r}")
@@ -204,7 +183,7 @@ def _first(
     for section, values in sections.items():
         known(path, f"section of {where}", [section], (*SECTIONS, OUTSIDE))
         for key, value in _mapping(path, f"{where}.{section}", values).items():
-            _settable(path, f"key of {where}.{section}", section, key, entries)
+            check_key(path, f"key of {where}.{section}", section, key, entries)
             given[f"{section}.{key}"] = value
     full: dict[str, Any] = {}
     for name, entry in entries.items():
@@ -235,16 +214,7 @@ def _check_values(path: Path, space: SearchSpace, defaults: dict[str, Default]) 
     }
     points = [constants | point for point in space.first or (start,)]
     for index, point in enumerate(points):
-        _build(path, space.model, f"first[{index}] " if space.first else "", point)
+        check_builds(path, space.model, f"first[{index}] " if space.first else "", unflatten(point))
     for name, entry in space.searched.items():
         for value in entry.values:
-            _build(path, space.model, f"{name}: ", points[0] | {name: value})
-
-
-def _build(path: Path, model: str, what: str, flat: dict[str, Any]) -> None:
-    params = unflatten(flat)
-    for section, build in (("train", TrainConfig), ("model", model_class(model).check)):
-        try:
-            build(**params[section])
-        except ValueError as error:
-            raise BadSearchSpace(f"{path}: {what or section + ': '}{error}") from None
+            check_builds(path, space.model, f"{name}: ", unflatten(points[0] | {name: value}))

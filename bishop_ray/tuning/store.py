@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,19 @@ def open_database(url: str) -> RDBStorage:
         raise UserError(f"--study-db: cannot open {shown}: {text.replace(url, shown)}") from None
 
 
-def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenStudy:
+def open_study(
+    config: StudyConfig,
+    space: SearchSpace,
+    data_hash: str,
+    further: Callable[[], Sequence[dict[str, Any]]] = tuple,
+) -> OpenStudy:
     """Creates the study of `config`, or opens it again.
+
+    Args:
+        config: The study.
+        space: What it searches.
+        data_hash: Of its table.
+        further: Answers points to be tried after the space's first ones; called when the study is new.
 
     Raises:
         UserError: The study exists with another space, metric, number of epochs or data; says what differs. Or the
@@ -189,12 +200,15 @@ def open_study(config: StudyConfig, space: SearchSpace, data_hash: str) -> OpenS
             "use that version, or --fresh to start over"
         )
     if stored:
-        # Studies that were begun before there was a choice do not name it.
-        _same(config.name, {"precision": "auto"} | json.loads(stored), facts)
+        # Studies that were begun before there was a choice, or with another order, do not name it.
+        before = {"precision": "auto", "order of validation rows": "of the table", "warm start": "none"}
+        _same(config.name, before | json.loads(stored), facts)
     else:
         for point, outside in space.queue():
             attrs = {OUTSIDE: json.dumps(outside)} if outside else None
             study.enqueue_trial(point, user_attrs=attrs, skip_if_exists=True)
+        for point in further():
+            study.enqueue_trial(point, user_attrs={"warm_start": config.warm_start}, skip_if_exists=True)
         study.set_user_attr(_FORMAT, FORMAT)
         study.set_user_attr(_ID, uuid.uuid4().hex[:12])
         study.set_user_attr(_FACTS, json.dumps(facts))
@@ -210,7 +224,9 @@ def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str,
         "sampler": config.sampler,
         "scheduler": config.scheduler,
         "split": str(config.split),
+        "order of validation rows": "drawn",
         "precision": config.precision,
+        "warm start": config.warm_start,
     }
 
 

@@ -19,8 +19,9 @@ from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
 from bishop_ray.tuning.search import Family, make_family, run_search
 from bishop_ray.tuning.space import SearchSpace, load_space
-from bishop_ray.tuning.store import OpenStudy, exclusive, open_study
+from bishop_ray.tuning.store import OpenStudy, exclusive
 from bishop_ray.tuning.trials import best_of, params_of
+from bishop_ray.tuning.warm import open_warm
 
 FINISH_SECONDS = 8.0
 """Kept of a time budget for loading, scoring and registering the winner."""
@@ -61,7 +62,7 @@ def run_study(
     with exclusive(config):
         if config.fresh:
             start_over(config)
-        opened = open_study(config, space, prepared.fingerprint)
+        opened = open_warm(config, space, loaded)
         if (stored := finished_result(config, opened)) is not None:
             return stored
         return _run(config, space, prepared, opened, listener, deadline)

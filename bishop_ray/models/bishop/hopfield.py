@@ -24,7 +24,7 @@ def retrieve(query: Tensor, memory: Tensor, alpha: float = 1.5, beta: float = 1.
 
     Args:
         query: (..., D) states x to start from.
-        memory: (S, D) stored patterns, one per row.
+        memory: (S, D) stored patterns, one per row; (..., S, D) for a memory of its own per (L, D) block of queries.
         alpha: In [1, 2]; 1 is the dense model (softmax).
         beta: Inverse temperature, > 0.
         steps: Number of updates, >= 0.

@@ -1,0 +1,112 @@
+"""A real study's report in a real browser: every figure is drawn, nothing is complained about, nothing is loaded."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.reporting.build import Written, make_report
+from bishop_ray.reporting.collect import Selection
+from bishop_ray.tracking import runs_frame
+from bishop_ray.tracking.reading import Reader
+from bishop_ray.tracking.store import open_client
+from bishop_ray.tuning.cluster import Cluster
+from bishop_ray.tuning.predictions import PREDICTIONS
+from bishop_ray.tuning.store import read_study
+from bishop_ray.tuning.study import run_study
+
+pytest_plugins = ("study_fixtures",)
+pytestmark = pytest.mark.slow
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    """A Chromium on this machine."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), "")
+    if not found:
+        pytest.skip("needs a browser: apt-get install chromium")
+    return found
+
+
+def look(browser: str, page: Path, scratch: Path, *how: str) -> tuple[str, list[str]]:
+    """What the browser made of a page, and the lines of its console."""
+    command = [
+        browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        f"--user-data-dir={scratch / 'profile'}", "--virtual-time-budget=60000", "--enable-logging=stderr",
+        "--log-level=0", *how, page.as_uri(),
+    ]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, [line for line in ended.stderr.splitlines() if ":CONSOLE" in line]
+
+
+def test_a_broken_page_is_seen(browser: str, tmp_path: Path) -> None:
+    page = tmp_path / "broken.html"
+    page.write_text("<!doctype html><p id=a></p><script>document.getElementById('b').textContent = 1</script>")
+    text, console = look(browser, page, tmp_path, "--dump-dom")
+    assert "<p " in text
+    assert len(console) == 1
+
+
+def test_report_of_a_study(ray_here: Cluster, config: StudyConfig, browser: str, tmp_path: Path) -> None:
+    result = run_study(replace(config, trials=4, eval_seeds=2))
+    study = read_study(Path(config.storage) / "studies" / config.name)
+    assert study.user_attrs["test_openings"] == 1
+    selection = Selection((config.name,))
+    written = make_report(selection, storage=Path(config.storage), uri=config.tracking_uri)
+    check_numbers(config, result, written)
+    text, console = look(browser, written.folder / "report.html", tmp_path, "--dump-dom")
+    assert console == []
+    assert 'data-drawn="all"' in text
+    names = re.findall(r'<div id="([\w-]+)" class="plot', text)
+    assert len(names) == written.figures >= 7
+    for name in names:  # Plotly puts its drawing into the element
+        element = text[text.index(f'<div id="{name}"') :].partition("<figcaption>")[0]
+        assert 'class="main-svg"' in element, name
+        assert re.search(r'class="(trace|bars|point|heatmaplayer|plot)\b', element), name
+    assert {name.split("-")[0] for name in names} >= {"best", "parallel", "alpha", "nonzero", "calibration",
+                                                       "confusion"}  # fmt: skip
+    pdf = tmp_path / "report.pdf"
+    look(browser, written.folder / "report.html", tmp_path, f"--print-to-pdf={pdf}")
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf.read_bytes())) >= 3
+    check_completion(config)
+
+
+def check_numbers(config: StudyConfig, result: StudyResult, written: Written) -> None:
+    """The tables say what the study ended with."""
+    row = pd.read_csv(written.folder / "results.csv").iloc[0]
+    assert row["ours"] == pytest.approx(100 * result.test_mean)
+    assert row["validation"] == pytest.approx(100 * result.val_score)
+    assert row["linear"] == pytest.approx(100 * result.linear)
+    assert row["constant"] == pytest.approx(100 * result.mean)
+    assert row["trainings"] == 2
+    cost = pd.read_csv(written.folder / "cost.csv").iloc[0]
+    assert cost["trials"] == 4
+    assert cost["peak memory MB"] > 50
+    reader = Reader(config.tracking_uri)
+    kept = reader.text(result.parent_run, PREDICTIONS)
+    frame = pd.read_csv(pd.io.common.StringIO(kept))
+    assert frame["part"].value_counts().to_dict() == {"validation": result.rows[1], "test": result.rows[2]}
+    runs = runs_frame(config.tracking_uri, study=config.name)
+    parent = runs[runs.kind == "study"].iloc[0]
+    assert parent["metrics.test_score_mean"] == pytest.approx(result.test_mean)
+    assert parent["metrics.test_score_constant"] == pytest.approx(result.mean)
+
+
+def check_completion(config: StudyConfig) -> None:
+    """A trial that MLflow does not have comes from the study on disk."""
+    runs = runs_frame(config.tracking_uri, study=config.name)
+    open_client(config.tracking_uri).delete_run(runs[runs.trial == 1].iloc[0]["run_id"])
+    selection, storage = Selection((config.name,)), Path(config.storage)
+    for place, trials in ((storage, 4), (storage / "elsewhere", 3)):
+        written = make_report(selection, storage=place, uri=config.tracking_uri)
+        assert pd.read_csv(written.folder / "cost.csv").iloc[0]["trials"] == trials
