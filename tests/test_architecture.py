@@ -53,6 +53,7 @@ HOMES = {
         "bishop_ray/tuning/",
         "bishop_ray/ablations/run.py",
         "jobs/bench/memory.py",
+        "jobs/bench/groups.py",
     ),
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
     "mlflow": ("bishop_ray/tracking/",),

@@ -70,19 +70,6 @@ def fit_trainer(
     """
     from ray.exceptions import GetTimeoutError, RayActorError
     from ray.train import ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    class Trainer(TorchTrainer):
-        """Leaves Ctrl-C as it is. Ray's own handler ends the process with exit code 0, and stays after the training."""
-
-        controller: Any = None
-
-        def _create_default_callbacks(self) -> list[Any]:
-            parts = super()._create_default_callbacks()  # type: ignore[misc]
-            return [part for part in parts if type(part).__name__ not in UNUSED]
-
-        def _register_sigint_handler(self, controller: Any) -> None:
-            self.controller = controller
 
     # The trial around this worker group holds DRIVER_CPUS: without the subtraction one trial fewer would fit.
     held = DRIVER_CPUS / job.resources.workers if run.callbacks else 0.0
@@ -91,7 +78,7 @@ def fit_trainer(
         resources["GPU"] = job.resources.gpus
     config = {"job": job, "data": data, "checkpoint": checkpoint, "save_to": save_to, "deadline": deadline}
     config["name"] = run.name
-    trainer = Trainer(
+    trainer = lean_trainer()(
         _train_worker,
         train_loop_config=config,
         scaling_config=ScalingConfig(
@@ -113,6 +100,28 @@ def fit_trainer(
         reason = note.read_text("utf-8")
         note.unlink()
         raise TrainingFailed(reason)
+
+
+def lean_trainer() -> Any:
+    """Ray Train's `TorchTrainer` without what costs a process per training and is not used here.
+
+    https://docs.ray.io/en/latest/train/api/doc/ray.train.torch.TorchTrainer.html
+    """
+    from ray.train.torch import TorchTrainer
+
+    class Trainer(TorchTrainer):
+        """Leaves Ctrl-C as it is. Ray's own handler ends the process with exit code 0, and stays after the training."""
+
+        controller: Any = None
+
+        def _create_default_callbacks(self) -> list[Any]:
+            parts = super()._create_default_callbacks()  # type: ignore[misc]
+            return [part for part in parts if type(part).__name__ not in UNUSED]
+
+        def _register_sigint_handler(self, controller: Any) -> None:
+            self.controller = controller
+
+    return Trainer
 
 
 def _train_worker(config: dict[str, Any]) -> None:
