@@ -1,7 +1,7 @@
 """What Ray runs: one trial of a search, one training of a final evaluation.
 
 One loop, two backends. In-process: the trial's own (reused) actor trains. Ray Train: a `TorchTrainer` inside the
-trial, for trials of several workers or whole GPUs; a worker group costs 6 s and more to start, so small trials do without.
+trial, for trials of several workers or whole GPUs; a worker group costs 6 s and more to start: small trials do without.
 """
 
 from __future__ import annotations
