@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,3 +228,26 @@ def terminate(sign: signal.Signals, job: Job) -> None:
     """Sends a signal and asserts that the job says so and ends as interrupted."""
     assert job.stop(sign) == 130, job.text
     assert "interrupted" in job.text
+
+
+@contextlib.contextmanager
+def ray_with(module: Any) -> Iterator[None]:
+    """Ray in this process, with the model of a test module (`NAME`, `register`, `in_every_worker`) known everywhere."""
+    import ray
+
+    from bishop_ray.models import MODELS
+    from bishop_ray.tuning.cluster import connect
+
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_RUNTIME_ENV_HOOK")}
+    paths = [str(Path(__file__).parent), before["PYTHONPATH"] or ""]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    os.environ["RAY_RUNTIME_ENV_HOOK"] = f"{module.__name__}.in_every_worker"
+    module.register()
+    connect()
+    yield
+    ray.shutdown()
+    del MODELS[module.NAME]
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value

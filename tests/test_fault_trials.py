@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import unruly
-from fault_tools import TABLE
+from fault_tools import TABLE, ray_with
 from optuna.trial import TrialState
 
 from bishop_ray.ablations.run import AblationConfig, run_ablation
@@ -19,7 +18,6 @@ from bishop_ray.config import Resources, StudyConfig
 from bishop_ray.data.split import SplitProtocol
 from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import StorageFull
-from bishop_ray.models import MODELS
 from bishop_ray.tracking import check_tracking, runs_frame
 from bishop_ray.training.groups import RESTARTS
 from bishop_ray.tuning.progress import Progress
@@ -31,23 +29,8 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
-    import ray
-
-    from bishop_ray.tuning.cluster import connect
-
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_RUNTIME_ENV_HOOK")}
-    paths = [str(Path(__file__).parent), before["PYTHONPATH"] or ""]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    os.environ["RAY_RUNTIME_ENV_HOOK"] = "unruly.in_every_worker"
-    unruly.register()
-    connect()
-    yield
-    ray.shutdown()
-    del MODELS[unruly.NAME]
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    with ray_with(unruly):
+        yield
 
 
 def study(tmp_path: Path, *ways: str) -> StudyConfig:

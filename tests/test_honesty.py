@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,12 @@ import numpy as np
 import pandas as pd
 import planted
 import pytest
+from fault_tools import ray_with
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.split import SplitProtocol, split_indices
 from bishop_ray.data.suites import file_ref
 from bishop_ray.data.table import RawDataset, TaskType
-from bishop_ray.models import MODELS
 from bishop_ray.tracking import check_tracking, runs_frame
 from bishop_ray.tuning.prepare import load, open_test
 from bishop_ray.tuning.store import read_study, study_folder
@@ -51,23 +50,8 @@ def test_the_order_of_scored_rows_says_nothing(kind: TaskType) -> None:
 
 @pytest.fixture
 def planted_here() -> Iterator[None]:
-    import ray
-
-    from bishop_ray.tuning.cluster import connect
-
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_RUNTIME_ENV_HOOK")}
-    paths = [str(Path(__file__).parent), before["PYTHONPATH"] or ""]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    os.environ["RAY_RUNTIME_ENV_HOOK"] = "planted.in_every_worker"
-    planted.register()
-    connect()
-    yield
-    ray.shutdown()
-    del MODELS[planted.NAME]
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    with ray_with(planted):
+        yield
 
 
 @pytest.mark.slow
