@@ -23,6 +23,8 @@ from bishop_ray.tuning.prepare import Loaded, Prepared, open_test, prepare
 from bishop_ray.tuning.progress import curves
 
 SCORE = "best_val_score"
+STOP = "stop"
+"""A file in the ablation's folder: whoever asked for the runs is gone, they end at their next report."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def _perform(run: Run, loaded: Loaded, started: float, opened: list[int]) -> Run
     def note(report: Report) -> bool:
         epochs[report.epoch] = {n: v for n, v in curves(report.metrics()).items() if n.startswith("epoch/")}
         last[:] = [report]
+        if (Path(run.settings.folder) / STOP).exists():
+            raise TrainingFailed("interrupted")
         return False
 
     with tempfile.TemporaryDirectory(prefix="bishop-ablation-") as scratch:

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from bishop_ray.ablations.perform import Run, perform, rank_features
+from bishop_ray.ablations.perform import STOP, Run, perform, rank_features
 from bishop_ray.ablations.records import Records, RunRecord, exclusive, identity_in, remove
 from bishop_ray.ablations.settings import Setting
 from bishop_ray.ablations.told import Told, forget
@@ -113,9 +113,9 @@ def run_ablation(
     return AblationResult(config, found, skipped, trained, told.problem)
 
 
-def _settings(study: StudyConfig, seed: int = 0) -> TrialSettings:
+def _settings(study: StudyConfig, seed: int = 0, folder: str = "") -> TrialSettings:
     return TrialSettings(
-        study.model, study.metric or "accuracy", study.max_epochs, seed, study.resources, "inprocess", "", None,
+        study.model, study.metric or "accuracy", study.max_epochs, seed, study.resources, "inprocess", folder, None,
         study.precision,
     )  # fmt: skip
 
@@ -185,7 +185,7 @@ def _train_missing(
         before = records.runs.get((setting.name, setting.model, seed))
         study, params = config.studies[setting.model], setting.params(config.base[setting.model])
         run = Run(
-            setting.name, study, _settings(study, seed), params, setting.change, importance,
+            setting.name, study, _settings(study, seed, str(config.folder)), params, setting.change, importance,
             before.test_openings if before else 0,
         )  # fmt: skip
         queue.append((run, places[setting.model].of(params)))
@@ -200,15 +200,16 @@ def _train_missing(
         listener(record, len(ended_runs), len(missing))
 
     ended_runs: list[RunRecord] = []
-    _work(queue, data, config.study.max_concurrent, ended)
+    _work(queue, data, config.study.max_concurrent, config.folder / STOP, ended)
     return len(ended_runs)
 
 
 def _work(
-    queue: list[tuple[Run, Ask | TooLarge]], data: Any, slots: int, ended: Callable[[RunRecord, str], None]
+    queue: list[tuple[Run, Ask | TooLarge]], data: Any, slots: int, stop: Path, ended: Callable[[RunRecord, str], None]
 ) -> None:
     """Runs the queue in its order, `slots` at a time; a run whose process dies twice has failed."""
     task, running = ray.remote(perform), dict[Any, tuple[Run, float]]()
+    stop.unlink(missing_ok=True)
     try:
         while queue or running:
             while queue and len(running) < slots:
@@ -231,8 +232,9 @@ def _work(
                     record, trace = run.failed(f"its process died: {str(error).splitlines()[0]}"[:500], began), ""
                 ended(record, trace)
     finally:
-        for call in running:
-            ray.cancel(call, force=True)
+        # `ray.cancel` is not for this: if a call returns at that moment, Ray ends the calling process (2.60).
+        if running:
+            stop.touch()
 
 
 def _importance(config: AblationConfig, data: Any) -> dict[str, float]:
