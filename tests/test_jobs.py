@@ -310,6 +310,7 @@ def test_space_file_with_unknown_key(tmp_path: Path) -> None:
     assert not (tmp_path / "home" / "studies").exists()
 
 
+@pytest.mark.slow
 def test_unreachable_tracking_server() -> None:
     with socket.socket() as listener:  # accepts and never answers
         listener.bind(("127.0.0.1", 0))
