@@ -125,7 +125,8 @@ def test_one_budget_for_all_models(searched: Ended) -> None:
     assert sorted(r.model for r in singles) == ["lightgbm", "mlp", "random_forest"]
     assert sum(sum(r.trials.values()) for r in singles) == 9
     starts = [event for event in searched.events if event.endswith("started")]
-    assert starts[:3] == [f"{model}: trial 0 started" for model in ("lightgbm", "random_forest", "mlp")]
+    # Two at a time: whose process is up first is the machine's to say.
+    assert set(starts[:3]) == {f"{model}: trial 0 started" for model in ("lightgbm", "random_forest", "mlp")}
     assert searched.events[-1] == "automl: evaluating the best of each model on the test split, once"
     assert [s.model for s in searched.skipped] == ["tabpfn"]
     assert "weights" in searched.skipped[0].reason

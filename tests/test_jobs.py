@@ -53,6 +53,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_from_file_to_prediction_in_another_folder(table: Path, tmp_path: Path) -> None:
     flags = [
         "--table",
@@ -187,6 +188,7 @@ def test_two_workers_per_trial(table: Path) -> None:
     assert scores[0] == pytest.approx(scores[1], abs=2e-4), "printed with four digits"
 
 
+@pytest.mark.slow
 def test_dry_run_trains_nothing(table: Path, tmp_path: Path) -> None:
     result = run("--table", str(table), "--target", "price", "--dry-run", "--trials", "7")
     assert result.returncode == 0, result.stderr
