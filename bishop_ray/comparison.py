@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from bishop_ray.paper import SCALE
+from bishop_ray.rows import rows_csv
 
 if TYPE_CHECKING:
     from bishop_ray.config import StudyResult
@@ -166,12 +165,5 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """CSV with full precision."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Row)]
-    writer.writerow([*names, "difference"])
-    writer.writerows(
-        [["" if (value := getattr(row, name)) is None else value for name in [*names, "difference"]] for row in rows]
-    )
-    return text.getvalue()
+    """CSV with full precision; what the paper lacks is empty."""
+    return rows_csv([asdict(row) | {"difference": row.difference} for row in rows])

@@ -27,8 +27,13 @@ MOST = 5
 """Points taken from MLflow."""
 SIMILAR = 2.0
 """Largest `distance` of a similar table: ten times the rows and ten times the columns, say."""
-_COMMON = {"adult": "income", "income": "census", "bank": "bank", "blastchar": "churn", "shrutime": "churn"}
-"""A word by which further copies of the paper's tables go."""
+_COMMON = {
+    "adult": ("income", "census"),
+    "income": ("adult", "census"),
+    "blastchar": ("churn", "telco"),
+    "shrutime": ("churn",),
+}
+"""Words by which further copies of the paper's tables go; adult and income hold the same people."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def _of_paper(config: StudyConfig, loaded: Loaded) -> list[dict[str, Any]]:
 def same_table(known: str, name: str, rows: int) -> bool:
     """Whether a table may be one of the paper's nine under another name: by a word of its name, or as many rows."""
     plain = "".join(c for c in name.lower() if c.isalnum())
-    words = {"".join(c for c in word if c.isalnum()) for word in (known, _COMMON.get(known, known))}
+    words = {"".join(c for c in word if c.isalnum()) for word in (known, *_COMMON.get(known, ()))}
     record = PAPER_SETS[known]
     counts = {record.rows, sum((record.part or {}).values())}
     return any(word in plain for word in words) or rows in counts
