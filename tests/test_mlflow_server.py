@@ -9,13 +9,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 import pytest
+import requests
+from mlflow.entities import ViewType
 from mlflow.tracking import MlflowClient
 from team_server import ROOT, USER, TeamServer, free_port, postgres_bin
 
@@ -235,6 +240,52 @@ def test_a_server_that_stops_dies_and_comes_back(team: TeamServer, tmp_path: Pat
     assert "nothing to do" in sync(tmp_path, team.uri)
     pd.testing.assert_frame_equal(runs_frame(team.uri, "down").set_index("trial").sort_index(), frame)
     assert histories(team.uri, "down") == expected
+
+
+class LateCreation(BaseHTTPRequestHandler):
+    """Passes on every request to the server behind it; the first creation of either kind of run only much later."""
+
+    behind = ""
+    held: ClassVar[set[str]] = set()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        kind = "trial" if b"bishop.trial" in body else "study"
+        if held := self.path.endswith("/runs/create") and kind not in self.held:
+            self.held.add(kind)
+            time.sleep(14)  # their client hangs up after 5 s, and its second try is answered at once
+        headers = {"Content-Type": self.headers.get("Content-Type", "application/json")}
+        answer = requests.request(self.command, self.behind + self.path, data=body, headers=headers, timeout=30)
+        if not held:
+            self.send_response(answer.status_code)
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+    do_GET = do_PATCH = do_POST
+
+    def log_message(self, *args: object) -> None:
+        """Nothing on the screen."""
+
+
+def test_a_run_that_is_made_late_does_not_stay(team: TeamServer, tmp_path: Path) -> None:
+    """A busy server makes the run that was asked for first after the study has told everything else."""
+    handler = type("Handler", (LateCreation,), {"behind": team.uri, "held": set()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tracker = StudyTracker(f"http://127.0.0.1:{server.server_port}", "late", "s", folder=tmp_path)
+        tracker.trial_started(0, {"lr": 0.1})
+        tracker.trial_finished(0, "FINISHED", "patience", {"seconds": 1.0})
+        began = time.monotonic()
+        assert tracker.close()
+        assert time.monotonic() - began > 14
+        server.shutdown()
+    frame = runs_frame(team.uri, "late").set_index("trial").sort_index()
+    assert frame.status.to_dict() == {-1: "FINISHED", 0: "FINISHED"}
+    experiment = MlflowClient(team.uri).get_experiment_by_name("late").experiment_id
+    gone = MlflowClient(team.uri).search_runs([experiment], run_view_type=ViewType.DELETED_ONLY)
+    assert sorted(run.data.tags["bishop.kind"] for run in gone) == ["study", "trial"]
 
 
 def test_a_wrong_port_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ PARENT = -1
 """Stands for the parent run where a trial number is expected."""
 
 OPEN = ("RUNNING", "SCHEDULED")
+LOOK_SECONDS = 5.0
+"""Between two looks for runs that a busy server makes late."""
 _log = logging.getLogger(__name__)
 
 
@@ -220,6 +223,16 @@ class RunSink(Writes):
 
     def _on_close(self, event: Event) -> None:
         self.flush()
+        self._settle(event)
+        while (left := self.late_until - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_SECONDS))
+            self._settle(event)
+        self.tag(self.parent_id, {"bishop.reason": event["reason"]} if event["reason"] else {})
+        self.flush()
+        self.call(self.client.set_terminated, self.parent_id, event["status"], event["time"])
+
+    def _settle(self, event: Event) -> None:
+        """Leaves one run for each trial, and none of them open."""
         ours = {**self.run_ids, PARENT: self.parent_id}
         for run in self._runs():
             number, run_id = number_of(run), run.info.run_id
@@ -230,9 +243,6 @@ class RunSink(Writes):
                 self.tag(run_id, {"bishop.reason": event["child_reason"]})
                 self.flush(run_id)
                 self.call(self.client.set_terminated, run_id, "KILLED", event["time"])
-        self.tag(self.parent_id, {"bishop.reason": event["reason"]} if event["reason"] else {})
-        self.flush()
-        self.call(self.client.set_terminated, self.parent_id, event["status"], event["time"])
 
     def _reopen(self, run_id: str, tags: Mapping[str, Any]) -> None:
         self.call(self.client.update_run, run_id, "RUNNING")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time as clock
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,9 @@ METRICS, OTHERS = 800, 100
 
 NAME, DATASET = 250, 500
 """Characters that databases other than SQLite have for the name of a run and of a dataset."""
+
+LATE_SECONDS = 30.0
+"""How long after a slow creation a busy server may still make the run that was asked of it before."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +48,8 @@ class Writes:
         """Set by another thread: the next write raises, and what is left stays with the caller."""
         self.dropped = 0
         """Writes that MLflow refused for good (a run deleted by someone, for example)."""
+        self.late_until = 0.0
+        """Until this time (of `time.monotonic`) a run that was asked for twice may come a second time."""
         self._client: MlflowClient | None = None
         self._waiting: dict[str, Waiting] = {}
 
@@ -59,7 +66,15 @@ class Writes:
         """The id of a new run, which names its dataset in MLflow's own field: its UI shows and filters by it."""
         from mlflow.entities import Dataset, DatasetInput
 
-        run = self.client.create_run(experiment, start_time=time, tags=short_tags(tags), run_name=clean(name)[:NAME])
+        asked = clock.monotonic()
+        try:
+            run = self.client.create_run(
+                experiment, start_time=time, tags=short_tags(tags), run_name=clean(name)[:NAME]
+            )
+        finally:
+            # Its client asks again by itself, and so do we; a server that was only slow does what each of them asked.
+            if clock.monotonic() - asked >= float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")):
+                self.late_until = clock.monotonic() + LATE_SECONDS
         run_id = str(run.info.run_id)
         if tags.get("dataset") and tags.get("data_hash"):
             data = Dataset(tags["dataset"][:DATASET], tags["data_hash"][:36], source_type="code", source="{}")
