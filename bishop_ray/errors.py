@@ -28,7 +28,7 @@ class UnknownName(UserError):
         lower = {candidate.lower(): candidate for candidate in names}
         near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
         hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-        super().__init__(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")
+        super().__init__(f"unknown {kind} {name!r}{hint} (known: {', '.join(names) or 'none'})")
 
 
 class BadTable(UserError):

@@ -28,9 +28,14 @@ def report_parser() -> argparse.ArgumentParser:
         help="all studies of datasets of the paper's table 1 or 2 (experiment paper-table-N, or --experiment)",
     )
     parser.add_argument(
-        "--ablations", nargs="+", default=[], metavar="FILE.csv", help="results of jobs/ablate.py that MLflow lacks"
+        "--ablations",
+        nargs="+",
+        default=[],
+        metavar="FILE.csv",
+        help="runs of jobs/ablate.py that MLflow lacks (its FILE-runs.csv)",
     )
     parser.add_argument("--storage", default="", metavar="DIR", help="where the searches ran (BISHOP_RAY_HOME)")
+    parser.add_argument("--study-db", default="", metavar="URL", help="the searches' own --study-db, if they had one")
     parser.add_argument("--tracking-uri", default="", metavar="URI", help="MLflow address (MLFLOW_TRACKING_URI)")
     parser.add_argument("--output", default="", metavar="DIR", help="folder of the report (STORAGE/reports/NAME)")
     return parser
@@ -60,6 +65,7 @@ def run_report(args: argparse.Namespace) -> int:
         uri=args.tracking_uri,
         output=output,
         ablations=[Path(file).expanduser() for file in args.ablations],
+        study_db=args.study_db,
     )
     print(f"{len(written.tables)} tables, {written.figures} figures")
     print(f"report: {written.folder / 'report.html'} (also report.md, and a CSV file per table)")

@@ -89,7 +89,7 @@ def test_every_setting_is_trained_and_recorded(
     run, setting = merged["run_id"].iloc[0], merged["setting"].iloc[0]
     kept = json.loads((folder(tmp_path, name) / "runs" / f"bishop-{setting}-s1.json").read_text())
     client = open_client(tracking_uri(""), 30.0)
-    for metric in ("epoch/val_score", "epoch/train_loss"):
+    for metric in ("epoch/val_score", "epoch/train_loss", "epoch/val_loss"):
         history = {m.step: m.value for m in client.get_metric_history(run, metric)}
         assert history == {int(step): metrics[metric] for step, metrics in kept["epochs"].items()}
         assert set(history) == {1, 2}

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from bishop_ray.data.table import TaskType
 from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.paper import table
-from bishop_ray.reporting.ablation_runs import read_ablations
+from bishop_ray.reporting.ablation_runs import collect_ablations, read_ablations
 from bishop_ray.reporting.ablations import ablation_figures, ablation_table
 from bishop_ray.reporting.build import Written, make_report
 from bishop_ray.reporting.collect import Selection
@@ -30,6 +31,7 @@ from bishop_ray.reporting.records import Ablation, Predictions
 from bishop_ray.reporting.search_figures import best_over_trials, survival
 from bishop_ray.reporting.tables import cost_table, optimism_table, ranks_table, results_table
 from bishop_ray.tracking import runs_frame
+from bishop_ray.tracking.ablation import AblationRuns, EndedRun
 from bishop_ray.tracking.reading import Point, Reader
 from bishop_ray.tuning.predictions import predictions_csv
 
@@ -188,9 +190,9 @@ def test_predictions_are_kept_in_the_targets_units_and_sampled_when_many() -> No
     assert np.allclose(kept["target"], kept["row"] * 2.0 + 10.0)
 
 
-def ablations(name: str, settings: dict[str, float], model: str = "bishop") -> list[Ablation]:
+def ablations(name: str, settings: dict[str, float], base: str = "full", metric: str = "auc") -> list[Ablation]:
     return [
-        Ablation(name, "qsar_biodeg", model, setting, "auc", str(seed), value, value + 0.01 * seed,
+        Ablation(name, "qsar_biodeg", "bishop", setting, metric, str(seed), value, value + 0.01 * seed, base,
                  {"epoch/val_score": [Point(1, 0, value), Point(2, 0, value)]})
         for setting, value in settings.items()
         for seed in (0, 1)
@@ -206,7 +208,63 @@ def test_ablations_beside_the_paper() -> None:
     assert rows.loc["no_decoder", "paper"] == pytest.approx(93.04)
     assert rows.loc["no_decoder", "difference"] == pytest.approx(-10.0)
     assert rows.loc["full", "±"] == pytest.approx(100 * np.std([0.9, 0.91], ddof=1))
+    assert any("The paper's figures" in note for note in found.notes)
     assert ablation_table([]) is None
+
+
+def test_every_ablation_has_the_base_that_its_runs_name() -> None:
+    runs = ablations("depth", {"3": 0.8, "2": 0.9, "1": 0.7}, base="2")
+    runs = [replace(run, validation=math.nan, test=math.nan) if run.key[4:] == ("3", "0") else run for run in runs]
+    found = ablation_table([*runs, *ablations("depth", {"2": 5.0, "1": 4.0}, base="1", metric="rmse")])
+    assert found is not None
+    rows = found.frame.set_index(["metric", "setting"])
+    assert list(rows.index) == [("auc", "1"), ("auc", "2"), ("auc", "3"), ("rmse", "1"), ("rmse", "2")]
+    assert list(rows["base"]) == ["2", "2", "2", "1", "1"]
+    assert rows.loc[("auc", "1"), "difference"] == pytest.approx(-20.0)
+    assert rows.loc[("auc", "3"), "difference"] == pytest.approx(-10.0)  # to the base of the seed that did not fail
+    assert (rows.loc[("auc", "3"), "runs"], rows.loc[("auc", "3"), "failed"]) == (1, 1)
+    assert math.isnan(rows.loc[("auc", "2"), "difference"])
+    assert rows.loc[("rmse", "2"), "difference"] == pytest.approx(1.0)
+    unnamed = ablation_table(ablations("depth", {"1": 0.7, "2": 0.8}, base=""))
+    assert unnamed is not None
+    assert unnamed.frame["difference"].isna().all()
+    other = ablation_table(ablations("sparsity", {"all": 0.7}, base="all"))
+    assert other is not None
+    assert not any("paper" in note for note in other.notes)
+    pictures = ablation_figures([*runs, *ablations("depth", {"1": 4.0}, metric="rmse")])
+    assert [figure.name for figure in pictures] == [
+        "ablation-depth-qsar-biodeg-auc", "ablation-depth-qsar-biodeg-rmse",
+    ]  # fmt: skip
+    assert list(pictures[0].plot.data[0].y) == pytest.approx([70.5, 90.5, 81.0])
+
+
+def ended(setting: str, seed: int, width: int, started: int, metric: str = "auc") -> EndedRun:
+    params = {"ablation": "depth", "setting": setting, "model": "bishop", "seed": seed, "train.seed": seed,
+              "model.d_model": width}  # fmt: skip
+    scores = {"validation": 0.8, "test": 0.7 + 0.001 * seed}
+    return EndedRun("a run", f"{setting}/{seed}", "FINISHED", params, scores, {"model": "bishop", "base_setting": "2"},
+                    {1: {"epoch/val_score": 0.8}}, started, started + 5)  # fmt: skip
+
+
+def test_runs_of_other_configurations_are_not_mixed(uri: str) -> None:
+    tags = {"dataset": "iris", "metric": "auc", "data_hash": "x", "rows": "7/2/1"}
+
+    def write(identity: str, runs: list[EndedRun], **more: str) -> None:
+        AblationRuns(uri, "ablation-depth", identity, tags | more).send(runs)
+
+    write("narrow", [ended("2", seed, 8, 1000) for seed in (1, 2, 3)])
+    write("other split", [ended(setting, 1001, 16, 1500) for setting in "12"])
+    write("wide", [ended(setting, seed, 16, 2000) for setting in "12" for seed in (1, 2)])
+    write("other rows", [ended("2", 2001, 16, 1800)], data_hash="y")
+    write("other metric", [ended("2", 1, 8, 900)], metric="accuracy")
+    runs, others = collect_ablations(Reader(uri), "ablation-depth", set())
+    assert sorted(run.key[3:] for run in runs) == [
+        ("accuracy", "2", "1"),
+        *[("auc", setting, seed) for setting in "12" for seed in ("1", "1001", "2")],
+    ]
+    assert others == 4
+    assert {run.base for run in runs} == {"2"}
+    assert collect_ablations(Reader(uri), "", {"wine"}) == ([], 0)
 
 
 def test_ablation_figures() -> None:
@@ -220,6 +278,17 @@ def test_ablation_figures() -> None:
     curve = ablation_figures(ablations("convergence", {"gsh": 0.8, "hopfield": 0.7}))
     assert len(curve) == 1  # no loss was recorded
     assert list(curve[0].plot.data[0].x) == [1, 2]
+    losses = [
+        replace(run, courses={"epoch/val_loss": [Point(1, 0, float(run.seed))], "epoch/val_score": [Point(1, 0, -4.0)]})
+        for run in ablations("convergence", {"gsh": 3.0}, metric="rmse")
+    ]
+    loss, score = ablation_figures(losses)
+    assert (loss.plot.layout.yaxis.title.text, score.plot.layout.yaxis.title.text) == (
+        "validation loss", "validation rmse",
+    )  # fmt: skip
+    assert list(score.plot.data[0].y) == [4.0]  # in the metric's own sign
+    mean, spread = 0.5, np.std([0, 1], ddof=1)
+    assert list(loss.plot.data[1].y) == pytest.approx([mean + spread, mean - spread])
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +365,7 @@ def run(*words: str) -> int:
         (["qsar_biodeg-bishop-s1"], "did you mean 'qsar_biodeg-bishop-s0'"),
         (["--paper-table", "2"], "--paper-table 2: expected studies or ablations; found none in sqlite"),
         (["--experiment", "exp", "--ablations", "missing.csv"], "--ablations: expected a CSV file"),
+        (["--experiment", "exp", "--study-db", "sqlite:///no.db"], "--study-db: expected the database of studies"),
     ],
 )
 def test_mistakes_are_one_line(report_store: tuple[Path, str], tmp_path: Path, words: list[str], message: str) -> None:
@@ -325,7 +395,13 @@ def test_a_file_of_ablations_without_a_column(tmp_path: Path) -> None:
         "ablation,dataset,model,setting,metric,seed,validation,test,status\n"
         "depth,iris,bishop,1,auc,0,0.9,0.8,complete\ndepth,iris,bishop,2,auc,0,,,failed\n"
     )
-    assert [(a.setting, a.test) for a in read_ablations(path)] == [("1", 0.8)]
+    first, second = read_ablations(path)
+    assert (first.setting, first.test, first.base, first.failed) == ("1", 0.8, "", False)
+    assert (second.setting, second.failed) == ("2", True)
+    path.write_text(
+        "ablation,dataset,model,setting,metric,seed,validation,test,base_setting\ndepth,iris,bishop,1,auc,0,0.9,0.8,2\n"
+    )
+    assert [(a.setting, a.base) for a in read_ablations(path)] == [("1", "2")]
 
 
 def test_unknown_study_is_told_by_name(report_store: tuple[Path, str]) -> None:

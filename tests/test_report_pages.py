@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from bishop_ray import ablate_cli, report_cli
 from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.reporting.build import Written, make_report
 from bishop_ray.reporting.collect import Selection
@@ -64,21 +66,72 @@ def test_report_of_a_study(ray_here: Cluster, config: StudyConfig, browser: str,
     selection = Selection((config.name,))
     written = make_report(selection, storage=Path(config.storage), uri=config.tracking_uri)
     check_numbers(config, result, written)
-    text, console = look(browser, written.folder / "report.html", tmp_path, "--dump-dom")
-    assert console == []
-    assert 'data-drawn="all"' in text
-    names = re.findall(r'<div id="([\w-]+)" class="plot', text)
-    assert len(names) == written.figures >= 7
-    for name in names:  # Plotly puts its drawing into the element
-        element = text[text.index(f'<div id="{name}"') :].partition("<figcaption>")[0]
-        assert 'class="main-svg"' in element, name
-        assert re.search(r'class="(trace|bars|point|heatmaplayer|plot)\b', element), name
+    names = check_drawn(browser, written, tmp_path)
+    assert len(names) >= 7
     assert {name.split("-")[0] for name in names} >= {"best", "parallel", "alpha", "nonzero", "calibration",
                                                        "confusion"}  # fmt: skip
     pdf = tmp_path / "report.pdf"
     look(browser, written.folder / "report.html", tmp_path, f"--print-to-pdf={pdf}")
     assert len(re.findall(rb"/Type\s*/Page\b", pdf.read_bytes())) >= 3
     check_completion(config)
+
+
+def check_drawn(browser: str, written: Written, tmp_path: Path) -> list[str]:
+    """The names of the figures, each of which the browser has drawn, without a complaint."""
+    text, console = look(browser, written.folder / "report.html", tmp_path, "--dump-dom")
+    assert console == []
+    assert 'data-drawn="all"' in text
+    names = re.findall(r'<div id="([\w-]+)" class="plot', text)
+    assert len(names) == written.figures
+    for name in names:  # Plotly puts its drawing into the element
+        element = text[text.index(f'<div id="{name}"') :].partition("<figcaption>")[0]
+        assert 'class="main-svg"' in element, name
+        assert re.search(r'class="(trace|bars|point|heatmaplayer|plot)\b', element), name
+    return names
+
+
+def test_report_of_ablations(ray_here: Cluster, config: StudyConfig, browser: str, tmp_path: Path) -> None:
+    place = ["--storage", config.storage, "--tracking-uri", config.tracking_uri]
+    tiny = ["--dataset", "iris", "--metric", "log_loss", "--space", config.space, "--max-epochs", "2", "--runs", "2"]
+    for name, only in (("depth", ["--settings", "1", "3"]), ("convergence", [])):
+        flags = [name, *tiny, *only, *place, "--output", str(tmp_path / f"{name}.csv")]
+        assert ablate_cli.run_ablate(ablate_cli.ablate_parser().parse_args(flags)) == 0
+        # The same runs from the file are no further runs.
+        given = [tmp_path / f"{name}-runs.csv"]
+        written = make_report(
+            Selection(experiment=f"ablation-{name}"), storage=Path(config.storage), uri=config.tracking_uri,
+            ablations=given,
+        )  # fmt: skip
+        told = pd.read_csv(tmp_path / f"{name}.csv", dtype={"setting": str}).set_index("setting")
+        found = pd.read_csv(written.folder / "ablations.csv", dtype={"setting": str, "base": str}).set_index("setting")
+        assert list(found.index) == list(told.index)
+        assert set(found["base"]) == set(told.index[told["note"] == "base"])
+        assert found["ours"].tolist() == pytest.approx(told["test"].tolist())
+        assert found["±"].tolist() == pytest.approx(told["test_std"].tolist())
+        assert found["difference"].tolist() == pytest.approx(told["difference"].tolist(), nan_ok=True)
+        assert set(found["runs"]) == {2}
+        assert f"\n{2 * len(found)} ablation runs" in (written.folder / "report.md").read_text("utf-8")
+        names = check_drawn(browser, written, tmp_path)
+    assert names == [f"ablation-convergence-{what}-iris" for what in
+                     ("training-loss", "validation-loss", "validation-log-loss")]  # fmt: skip
+
+
+def test_report_of_a_study_in_a_database(ray_here: Cluster, config: StudyConfig, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    config = replace(config, study_db=url)
+    result = run_study(config)
+    place = ["--storage", config.storage, "--tracking-uri", config.tracking_uri]
+    runs = runs_frame(config.tracking_uri, study=config.name)
+    open_client(config.tracking_uri).delete_run(runs[runs.trial == 1].iloc[0]["run_id"])
+    folder = Path(config.storage) / "reports" / config.name
+    for flags, trials in ((["--study-db", url], 3), ([], 2)):
+        assert report_cli.run_report(report_cli.report_parser().parse_args([config.name, *place, *flags])) == 0
+        assert pd.read_csv(folder / "cost.csv").iloc[0]["trials"] == trials
+        assert pd.read_csv(folder / "results.csv").iloc[0]["ours"] == pytest.approx(100 * result.test_mean)
+    command = [sys.executable, str(Path(__file__).resolve().parents[1] / "jobs" / "report.py"), "nosuch", *place]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: unknown study 'nosuch' (known: {config.name})\n"
 
 
 def check_numbers(config: StudyConfig, result: StudyResult, written: Written) -> None:

@@ -13,69 +13,97 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from bishop_ray.ablations.settings import ABLATIONS
 from bishop_ray.errors import UnknownName
 from bishop_ray.paper import SCALE, PaperTable, ablation
-from bishop_ray.reporting.drawing import DASHES, Figure, colour, line, plot, safe
+from bishop_ray.reporting.ablation_runs import COURSES
+from bishop_ray.reporting.drawing import DASHES, Figure, colour, line, plot, safe, whole_numbers
 from bishop_ray.reporting.paper import paper_dataset
 from bishop_ray.reporting.records import Ablation, Table
 from bishop_ray.reporting.search_figures import figure_name
-from bishop_ray.reporting.tables import UNITS, unit
+from bishop_ray.reporting.tables import UNITS, shown, unit
 
-REFERENCES = ("full", "gsh", "all")
-"""Settings that stand for BiSHop as it is."""
+LOSSES = {
+    "epoch/train_loss": " The loss: mean over the batches of an epoch, penalties of the network included.",
+    "epoch/val_loss": " The loss: cross-entropy, or mean squared error of the standardised target.",
+}
+"""What the losses are."""
 
-Key = tuple[str, str, str, str]
-"""Ablation, dataset, model, setting."""
+Key = tuple[str, str, str, str, str]
+"""Ablation, dataset, model, metric, setting."""
 
 Groups = dict[Key, list[Ablation]]
 
 
 def grouped(runs: Sequence[Ablation]) -> Groups:
-    """Runs by (ablation, dataset, model, setting); the setting that changes nothing comes first."""
+    """Runs by `Key`, in the order of the ablation's settings."""
     groups: Groups = {}
-    for run in sorted(runs, key=lambda r: (r.ablation, r.dataset, r.model, r.setting not in REFERENCES)):
-        groups.setdefault((run.ablation, run.dataset, run.model, run.setting), []).append(run)
+    places = {pair: _places(*pair) for pair in {(run.ablation, run.model) for run in runs}}
+
+    def place(run: Ablation) -> tuple[str, str, str, str, int]:
+        own = places[run.ablation, run.model]
+        return run.ablation, run.dataset, run.model, run.metric, own.get(run.setting, len(own))
+
+    for run in sorted(runs, key=place):
+        groups.setdefault((run.ablation, run.dataset, run.model, run.metric, run.setting), []).append(run)
     return groups
 
 
+def _places(name: str, model: str) -> dict[str, int]:
+    """Setting -> its place in an ablation; nothing for one that is not known."""
+    settings = ABLATIONS[name].settings([model]) if name in ABLATIONS else []
+    return {setting.name: i for i, setting in enumerate(settings)}
+
+
 def ablation_table(runs: Sequence[Ablation]) -> Table | None:
-    """Mean and deviation per setting, the difference to the whole model, and the paper's figures; None without runs."""
+    """Mean and deviation per setting, the difference to the base, and the paper's figures; None without runs."""
     groups = grouped(runs)
     if not groups:
         return None
-    means = {key: statistics.fmean(run.test for run in group) for key, group in groups.items()}
-    frame = pd.DataFrame([_row(key, group, means) for key, group in groups.items()])
-    notes = (
+    frame = pd.DataFrame([_row(key, group, groups) for key, group in groups.items()])
+    notes = [
         UNITS,
         "Fixed configurations, nothing is selected by a score: test score, mean and sample deviation over runs "
-        "(training seeds), of the epoch with the best validation score. difference: of the means, to the setting full, "
-        "gsh or all of the same dataset and model. The paper's figures are means at its own defaults over 3 runs "
-        "(components) or 10 (hopfield), without deviations; its text says: of the last checkpoint.",
-    )
+        "(training seeds), of the epoch with the best validation score. difference: mean over seeds of a run's "
+        "distance to that of the setting base with the same seed. A failed run has no score.",
+    ]
+    if frame["paper"].notna().any():
+        notes.append(
+            "The paper's figures are means at its own defaults, over 3 runs (components) or 10 (hopfield) where it "
+            "says, without deviations; its text says: of the last checkpoint."
+        )
     digits = dict.fromkeys(["paper", "ours", "±", "difference", "validation"], 2)
-    return Table("ablations", "Ablations", frame, notes, digits)
+    return Table("ablations", "Ablations", frame, tuple(notes), digits)
 
 
-def _row(key: Key, group: Sequence[Ablation], means: dict[Key, float]) -> dict[str, Any]:
-    name, dataset, model, setting = key
-    metric = group[0].metric
-    scale = unit(metric)
-    tests = [run.test for run in group]
-    whole = [means[name, dataset, model, s] for s in REFERENCES if (name, dataset, model, s) in means]
+def _row(key: Key, group: Sequence[Ablation], groups: Groups) -> dict[str, Any]:
+    name, dataset, model, metric, setting = key
+    scale, base = unit(metric), group[-1].base
+    good = [run for run in group if not run.failed]
+    tests = [run.test for run in good]
+    reference = {run.seed: run.test for run in groups.get((*key[:4], base), ()) if not run.failed}
+    gaps = [run.test - reference[run.seed] for run in good if run.seed in reference and setting != base]
     paper = _paper(name, dataset, setting, metric) if model == "bishop" else None
     return {
         "ablation": name,
         "dataset": dataset,
         "model": model,
         "setting": setting,
+        "base": base,
         "metric": metric,
         "paper": math.nan if paper is None else scale * paper,
-        "ours": scale * means[key],
+        "ours": scale * _mean(tests),
         "±": scale * statistics.stdev(tests) if len(tests) > 1 else math.nan,
-        "difference": scale * (means[key] - whole[0]) if whole and setting not in REFERENCES else math.nan,
-        "validation": scale * statistics.fmean(run.validation for run in group),
-        "runs": len(group),
+        "difference": scale * _mean(gaps),
+        "validation": scale * _mean([run.validation for run in good]),
+        "runs": len(good),
+        "failed": len(group) - len(good),
     }
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean, NaN of nothing."""
+    return statistics.fmean(values) if values else math.nan
 
 
 def _paper(name: str, dataset: str, setting: str, metric: str) -> float | None:
@@ -95,10 +123,15 @@ def _paper(name: str, dataset: str, setting: str, metric: str) -> float | None:
 def ablation_figures(runs: Sequence[Ablation]) -> list[Figure]:
     """A picture per ablation and dataset: bars, or curves over depth, removed features, or epochs."""
     figures: list[Figure] = []
-    by_pair: dict[tuple[str, str], list[Ablation]] = {}
-    for run in runs:
-        by_pair.setdefault((run.ablation, run.dataset), []).append(run)
-    for (name, dataset), group in by_pair.items():
+    pictures: dict[tuple[str, str], list[Ablation]] = {}
+    metrics: dict[tuple[str, str], set[str]] = {}
+    scored = [run for group in grouped(runs).values() for run in group if not run.failed]
+    for run in scored:
+        metrics.setdefault((run.ablation, run.dataset), set()).add(run.metric)
+    for run in scored:
+        several = len(metrics[run.ablation, run.dataset]) > 1
+        pictures.setdefault((run.ablation, f"{run.dataset}, {run.metric}" if several else run.dataset), []).append(run)
+    for (name, dataset), group in pictures.items():
         if name == "convergence":
             figures += _convergence(dataset, group)
         elif name in ("depth", "sparsity"):
@@ -113,14 +146,14 @@ def _bars(name: str, dataset: str, runs: Sequence[Ablation]) -> Figure:
     metric = runs[0].metric
     traces = []
     for i, model in enumerate(dict.fromkeys(key[2] for key in groups)):
-        rows = [(key[3], [unit(metric) * r.test for r in group]) for key, group in groups.items() if key[2] == model]
+        rows = [(key[4], [unit(metric) * r.test for r in group]) for key, group in groups.items() if key[2] == model]
         error = {"type": "data", "array": [float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for _, v in rows]}
         traces.append(
             go.Scatter(x=[float(np.mean(v)) for _, v in rows], y=[safe(s) for s, _ in rows], error_x=error,
                        mode="markers", marker={"color": colour(i), "size": 9}, name=safe(model))
         )  # fmt: skip
     # Points, not bars: a bar would have to begin at zero, where no difference could be seen.
-    figure = plot(f"test {metric}", "", traces, height=max(220, 90 + 34 * len({k[3] for k in groups})))
+    figure = plot(f"test {metric}", "", traces, height=max(220, 90 + 34 * len({k[4] for k in groups})))
     figure.update_yaxes(autorange="reversed")
     caption = "Mean test score per setting, with the sample deviation over runs. The axis does not begin at zero."
     return Figure(figure_name("ablation", name, dataset), f"Ablation {name}, {dataset}", caption, figure)
@@ -144,9 +177,9 @@ def _curves(name: str, dataset: str, runs: Sequence[Ablation]) -> Figure:
         title = f"{model}, {order}" if order else model
         style = {"dash": DASHES[orders[order] % len(DASHES)]}
         traces.append(line(title, xs, means, models[model], mode="lines+markers", error_y=error, line=style))
-    x = "features removed, percent" if name == "sparsity" else "number of layers"
+    x = "features removed, percent" if name == "sparsity" else "levels of the encoder"
     caption = "Mean test score with the sample deviation over runs."
-    figure = plot(x, f"test {metric}", traces, height=420)
+    figure = whole_numbers(plot(x, f"test {metric}", traces, height=420), max(int(trace.x[-1]) for trace in traces))
     return Figure(figure_name("ablation", name, dataset), f"Ablation {name}, {dataset}", caption, figure)
 
 
@@ -160,35 +193,40 @@ def _labels(name: str, run: Ablation, runs: Sequence[Ablation]) -> list[tuple[st
 
 
 def _convergence(dataset: str, runs: Sequence[Ablation]) -> list[Figure]:
-    """Mean and band of one standard deviation over runs, by epoch: training loss and validation score."""
-    figures = []
-    for course, title in (("epoch/train_loss", "training loss"), ("epoch/val_score", "validation score")):
+    """Mean and band of one deviation over runs, by epoch: losses of training and validation rows, and the score."""
+    figures, metric = [], runs[0].metric
+    titles = ("training loss", "validation loss", f"validation {metric}")
+    for course, title in zip(COURSES, titles, strict=True):
+        drawn = [run for run in runs if run.courses.get(course)]
+        if not drawn:  # of a CSV file, or of an earlier version
+            continue
+        scale = shown(metric, 1.0) if course == "epoch/val_score" else 1.0
         traces: list[go.Scatter] = []
-        settings = dict.fromkeys(run.setting for run in runs)
+        settings = dict.fromkeys(run.setting for run in drawn)
         for i, setting in enumerate(settings):
-            group = [run for run in runs if run.setting == setting and run.courses.get(course)]
-            epochs, mean, spread = _band(group, course)
-            if not epochs:
-                continue
+            group = [run for run in drawn if run.setting == setting]
+            epochs, mean, spread = _band(group, course, scale)
             shade = {"x": [*epochs, *reversed(epochs)], "y": [*(mean + spread), *reversed(mean - spread)]}
             traces.append(line(f"{setting} ({len(group)} runs)", epochs, mean.tolist(), i, legendgroup=setting))
             traces.append(
                 go.Scatter(**shade, fill="toself", fillcolor=colour(i), opacity=0.18, mode="lines", line={"width": 0},
                            showlegend=False, hoverinfo="skip", legendgroup=setting, name=safe(f"{setting}, band"))
             )  # fmt: skip
-        if traces:
-            figure = plot("epoch", title, traces)
-            name = figure_name("ablation-convergence", title, dataset)
-            caption = "Mean and one standard deviation over the runs that trained this long."
-            figures.append(Figure(name, f"Convergence, {title}, {dataset}", caption, figure))
+        figure = whole_numbers(plot("epoch", title, traces), max(int(max(trace.x)) for trace in traces))
+        name = figure_name("ablation-convergence", title, dataset)
+        caption = "Mean and one sample deviation over the runs that trained this long." + LOSSES.get(course, "")
+        figures.append(Figure(name, f"Convergence, {title}, {dataset}", caption, figure))
     return figures
 
 
-def _band(runs: Sequence[Ablation], course: str) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
+def _band(
+    runs: Sequence[Ablation], course: str, scale: float
+) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
+    """Epochs, and the mean and deviation (0 of one run) of the scaled values at each."""
     values: dict[int, list[float]] = {}
     for run in runs:
         for point in run.courses[course]:
-            values.setdefault(point.step, []).append(point.value)
+            values.setdefault(point.step, []).append(scale * point.value)
     epochs = sorted(values)
     mean = np.array([np.mean(values[e]) for e in epochs])
-    return epochs, mean, np.array([np.std(values[e]) for e in epochs])
+    return epochs, mean, np.array([np.std(values[e], ddof=1) if len(values[e]) > 1 else 0.0 for e in epochs])

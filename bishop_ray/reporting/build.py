@@ -41,7 +41,13 @@ class Written:
 
 
 def make_report(
-    selection: Selection, *, storage: Path, uri: str = "", output: Path | None = None, ablations: Sequence[Path] = ()
+    selection: Selection,
+    *,
+    storage: Path,
+    uri: str = "",
+    output: Path | None = None,
+    ablations: Sequence[Path] = (),
+    study_db: str = "",
 ) -> Written:
     """Reads, writes the files, and logs them to MLflow: to the study's run, or a run of their own in the experiment.
 
@@ -50,7 +56,8 @@ def make_report(
         storage: Where studies are kept; read where MLflow lacks trials.
         uri: MLflow address, see `tracking_uri`.
         output: Folder of the files, by default ``STORAGE/reports/NAME``.
-        ablations: CSV files of ``jobs/ablate.py``, beside the runs that MLflow has.
+        ablations: CSV files of ``jobs/ablate.py``, for the runs that MLflow lacks.
+        study_db: Database of the studies that are not kept in `storage`, read where MLflow lacks trials.
 
     Raises:
         UserError: Bad input, or nothing to report; nothing was written.
@@ -61,15 +68,16 @@ def make_report(
     from bishop_ray.reporting.markdown import csv, markdown
     from bishop_ray.reporting.page import page
 
-    runs = [run for path in ablations for run in read_ablations(path)]
+    given = [run for path in ablations for run in read_ablations(path)]
     reader = Reader(uri)
-    studies = collect_studies(reader, selection, storage)
-    runs += collect_ablations(reader, selection.place(reader), {study.dataset for study in studies})
+    studies = collect_studies(reader, selection, storage, study_db)
+    told, others = collect_ablations(reader, selection.place(reader), {study.dataset for study in studies})
+    runs = list({run.key: run for run in (*given, *told)}.values())  # of a run that both have MLflow's, with its curves
     if not studies and not runs:
         raise UserError(f"{_asked(selection)}: expected studies or ablations; found none in {reader.shown}")
     found = {study.name: importances(study) for study in studies}
     sections = contents(studies, runs, found)
-    title, facts = _title(selection), _facts(studies, runs, reader) + _missing(selection, studies)
+    title, facts = _title(selection), _facts(studies, runs, others, reader) + _missing(selection, studies)
     tables = tuple(table for section in sections for table in section.tables)
     folder = output or storage / "reports" / safe_file_name(selection.name)
     files = {"report.html": page(title, facts, sections), "report.md": markdown(title, facts, sections)}
@@ -99,13 +107,16 @@ def _title(selection: Selection) -> str:
     return f"Report: {selection.studies[0]} and {others} more" if others > 0 else f"Report: {selection.name}"
 
 
-def _facts(studies: Sequence[Study], runs: Sequence[Ablation], reader: Reader) -> list[str]:
+def _facts(studies: Sequence[Study], runs: Sequence[Ablation], others: int, reader: Reader) -> list[str]:
     trials = sum(len(study.trials) for study in studies)
-    words = f"{len(studies)} studies, {trials} trials" + (f", {len(runs)} ablation runs" if runs else "")
+    counts = [f"{len(studies)} studies, {trials} trials"] if studies else []
+    counts += [f"{len(runs)} ablation runs"] if runs else []
+    if others:
+        counts.append(f"{others} older ablation runs of other configurations left out")
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     versions = sorted({s.tags["version.bishop_ray"] for s in studies if "version.bishop_ray" in s.tags})
     processors = sorted({s.tags["processor"] for s in studies if s.tags.get("processor")})
-    facts = [words, f"made {made} from {reader.shown}"]
+    facts = [", ".join(counts), f"made {made} from {reader.shown}"]
     if versions:
         facts.append(f"bishop_ray {', '.join(versions)} on {', '.join(processors) or 'unknown processors'}")
     return facts

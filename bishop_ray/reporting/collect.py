@@ -1,4 +1,4 @@
-"""From MLflow (and, where it lacks something, the studies on disk) to the records of a report."""
+"""From MLflow (and, where it lacks something, Optuna's studies) to the records of a report."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from bishop_ray.tracking import KnownTrial
 from bishop_ray.tracking.names import flatten
 from bishop_ray.tracking.reading import Point, Reader, RunRecord
 from bishop_ray.tuning.facts import AUTOML
-from bishop_ray.tuning.journal import JOURNAL
 from bishop_ray.tuning.predictions import PREDICTIONS
-from bishop_ray.tuning.store import read_study
-from bishop_ray.tuning.sync import known_trials
+from bishop_ray.tuning.sync import known_trials, study_of
 
 SCORE, LAYERS = "epoch/val_score", "layers/"
 ENDED = {"FINISHED": COMPLETE, "KILLED": EARLY, "FAILED": FAILED}
@@ -62,12 +60,18 @@ class Selection:
         return self.experiment or (own if own in reader.experiments() else "")
 
 
-def collect_studies(reader: Reader, selection: Selection, storage: Path) -> list[Study]:
+def collect_studies(reader: Reader, selection: Selection, storage: Path, study_db: str = "") -> list[Study]:
     """The selected studies, of several runs of one name the newest, sorted by dataset and model.
+
+    Args:
+        reader: Of MLflow.
+        selection: What is wanted.
+        storage: Where studies are kept.
+        study_db: Database of those that are not kept there.
 
     Raises:
         UnknownName: A study or an experiment that MLflow does not have.
-        UserError: MLflow does not answer.
+        UserError: MLflow does not answer, or the database does not open.
     """
     runs = reader.runs({"bishop.kind": "study"}, selection.place(reader))
     newest = {run.tags.get("bishop.study", ""): run for run in sorted(runs, key=lambda run: run.start)}
@@ -76,7 +80,7 @@ def collect_studies(reader: Reader, selection: Selection, storage: Path) -> list
     if selection.paper_table:
         known = table(selection.paper_table)
         chosen = [run for run in chosen if paper_dataset(known, run.tags.get("dataset", ""))]
-    studies = [_study(reader, run, storage) for run in chosen]
+    studies = [_study(reader, run, storage, study_db) for run in chosen]
     return sorted(studies, key=lambda s: (s.dataset, s.model, s.seed))
 
 
@@ -93,14 +97,14 @@ def _named(newest: Mapping[str, RunRecord], names: Sequence[str]) -> list[RunRec
     return list(found.values())
 
 
-def _study(reader: Reader, run: RunRecord, storage: Path) -> Study:
+def _study(reader: Reader, run: RunRecord, storage: Path, study_db: str) -> Study:
     identity, name = run.tags.get("bishop.study_id", ""), run.tags.get("bishop.study", "")
     runs = reader.runs({"bishop.kind": "trial", "bishop.study_id": identity}, run.experiment)
     trials = {trial.number: trial for trial in (_trial(reader, one) for one in runs)}
-    stored = _on_disk(storage / "studies" / name, identity)
+    stored = _stored(storage / "studies" / name, identity, study_db)
     for known in stored.trials:
         if known.number not in trials or (trials[known.number].state == OPEN and known.status):
-            trials[known.number] = _from_disk(known)
+            trials[known.number] = _from_study(known)
     tags, metrics = _with_result(run, stored.result)
     predictions = _predictions(reader.text(run.run_id, PREDICTIONS))
     return Study(
@@ -126,25 +130,23 @@ def _study(reader: Reader, run: RunRecord, storage: Path) -> Study:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A study on disk: its trials, and what it ended with."""
+    """Optuna's record of a study: its trials, and what it ended with."""
 
     trials: Sequence[KnownTrial] = ()
     result: Mapping[str, Any] | None = None
 
 
-def _on_disk(folder: Path, identity: str) -> _Stored:
-    """The study in a folder if it is the one of this identity; nothing where it is not here."""
-    if not (folder / JOURNAL).is_file():
-        return _Stored()
-    found = read_study(folder)
-    if str(found.user_attrs.get("id", "")) != identity:
+def _stored(folder: Path, identity: str, study_db: str) -> _Stored:
+    """The study of a folder if it is the one of this identity; nothing where it is not here."""
+    found = study_of(folder, study_db)
+    if found is None or str(found.user_attrs.get("id", "")) != identity:
         return _Stored()
     result = found.user_attrs.get("result")
     return _Stored(known_trials(found), json.loads(result) if result else None)
 
 
 def _with_result(run: RunRecord, result: Mapping[str, Any] | None) -> tuple[dict[str, str], dict[str, float]]:
-    """Tags and metrics of the study's run, completed by the result on disk where MLflow was not told."""
+    """Tags and metrics of the study's run, completed by the stored result where MLflow was not told."""
     tags, metrics = dict(run.tags), dict(run.metrics)
     if result is None:
         return tags, metrics
@@ -174,7 +176,7 @@ def _trial(reader: Reader, run: RunRecord) -> Trial:
     )
 
 
-def _from_disk(known: KnownTrial) -> Trial:
+def _from_study(known: KnownTrial) -> Trial:
     state = ENDED.get(known.status, OPEN)
     # The study keeps no times of epochs: they are spread over the trial.
     epochs, span = sorted(known.epochs), known.ended - known.started

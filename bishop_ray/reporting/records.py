@@ -153,8 +153,11 @@ class Ablation:
         metric: Metric of the scores.
         seed: Of the training.
         validation: Validation score in the metric's own sign.
-        test: Test score in the metric's own sign, NaN where there is none.
+        test: Test score in the metric's own sign.
+        base: The setting that the others are compared with, "" where it was not recorded.
         courses: ``epoch/...`` metric -> values by epoch; empty when read from a CSV file.
+
+    A training that failed has NaN for both scores.
     """
 
     ablation: str
@@ -165,7 +168,18 @@ class Ablation:
     seed: str
     validation: float
     test: float
+    base: str = ""
     courses: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it from all other trainings."""
+        return self.ablation, self.dataset, self.model, self.metric, self.setting, self.seed
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without a score."""
+        return math.isnan(self.test)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def _sync(folder: Path, uri: str, study_db: str) -> Synced:
             trials: list[KnownTrial] = []
             identity = ""
             finished = (folder / RESULT).is_file()
-            if found := _study_of(folder, study_db):
+            if found := study_of(folder, study_db):
                 trials, identity = known_trials(found), str(found.user_attrs.get("id", ""))
                 finished = bool(found.user_attrs.get("result"))
             elif (folder / IDENTITY).is_file():  # a search over several models
@@ -129,13 +129,19 @@ def _sync(folder: Path, uri: str, study_db: str) -> Synced:
     return Synced(folder.name, events, runs)
 
 
-def _study_of(folder: Path, study_db: str) -> optuna.Study | None:
+def study_of(folder: Path, study_db: str) -> optuna.Study | None:
     """The study of a folder; None for a search over several models, whose studies have folders of their own.
+
+    Args:
+        folder: Named after the study; it holds its journal unless a database does.
+        study_db: The database, "" for none.
 
     Raises:
         UserError: Its journal is damaged, or the database does not open.
     """
     if study_db:
+        if study_db.startswith("sqlite") and not sqlite_path(study_db).is_file():  # Optuna would make it
+            raise UserError(f"--study-db: expected the database of studies; found no file {sqlite_path(study_db)}")
         try:
             return optuna.load_study(study_name=folder.name, storage=study_db)
         except KeyError:
