@@ -13,12 +13,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
-    "tracking", "tuning", "ablations", "reporting", "listing", "comparison", "screen", "flags", "cli", "choices",
-    "commands", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli", "reproduce_cli", "jobs",
+    "tracking", "tuning", "sklearn", "ablations", "reporting", "listing", "comparison", "screen", "flags", "cli",
+    "choices", "commands", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli", "reproduce_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
-    "torch": ("bishop_ray/models/", "bishop_ray/training/", "bishop_ray/predictor/", "jobs/bench/"),
+    "torch": (
+        "bishop_ray/models/",
+        "bishop_ray/training/",
+        "bishop_ray/predictor/",
+        "bishop_ray/sklearn/",
+        "jobs/bench/",
+    ),
     "entmax": ("bishop_ray/models/bishop/", "jobs/bench/entmax.py"),
     "xgboost": ("bishop_ray/models/xgboost.py", "jobs/bench/"),
     "lightgbm": ("bishop_ray/models/lightgbm.py", "jobs/bench/wrappers.py"),
@@ -43,6 +49,7 @@ HOMES = {
         "bishop_ray/training/metrics.py",
         "bishop_ray/training/reference.py",
         "bishop_ray/tuning/importance.py",
+        "bishop_ray/sklearn/",
         "jobs/bench/search.py",
     ),
     "scipy": ("bishop_ray/data/numbers.py", "bishop_ray/models/", "bishop_ray/comparison.py"),

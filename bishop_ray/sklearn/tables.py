@@ -1,0 +1,83 @@
+"""What scikit-learn hands over, as tables of this package: arrays and frames in, train and validation parts out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_array, validate_data
+
+from bishop_ray.data.raw import make_raw
+from bishop_ray.data.table import RawDataset
+from bishop_ray.errors import UserError
+
+
+@contextlib.contextmanager
+def as_value_error() -> Iterator[None]:
+    """Bad input is a ValueError wherever scikit-learn's conventions hold."""
+    try:
+        yield
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def read_features(estimator: Any, x: Any, reset: bool) -> pd.DataFrame:
+    """`x` as a frame; names and number of columns are noted (`reset`) or compared with those of `fit`.
+
+    Frames keep their dtypes: text, categories, dates and missing values are read as everywhere in this package. Arrays
+    have columns ``x0, x1, ...``; NaN is a missing value, infinities are allowed.
+
+    Args:
+        estimator: The fitted or unfitted estimator.
+        x: (R, features), a DataFrame or anything that becomes a two-dimensional array.
+        reset: The call comes from `fit`.
+
+    Raises:
+        ValueError: As scikit-learn's `validate_data` raises it: sparse, empty, other columns than in `fit`.
+    """
+    if isinstance(x, pd.DataFrame):
+        validate_data(estimator, x, reset=reset, skip_check_array=True)
+        if not len(x.columns) or (reset and len(x) < 2):
+            check_array(np.zeros(x.shape), ensure_min_samples=2)  # its words for too few rows or columns
+        return x.set_axis([str(name) for name in x.columns], axis=1)
+    array = validate_data(
+        estimator, x, reset=reset, dtype=None, ensure_all_finite=False, ensure_min_samples=2 if reset else 1
+    )
+    if np.iscomplexobj(array):
+        raise ValueError("Complex data not supported")
+    return pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])]).infer_objects()
+
+
+def make_parts(
+    frame: pd.DataFrame, y: NDArray[Any], task: str, fraction: float, rng: np.random.RandomState
+) -> tuple[RawDataset, RawDataset]:
+    """Rows to train on and rows to choose the best epoch with.
+
+    A class keeps at least one row in train. Where so few rows are left for validation that there would be none, the
+    training rows serve for both.
+
+    Args:
+        frame: (R, features).
+        y: (R,) class indices, or numbers.
+        task: "classification" or "regression".
+        fraction: Share of the rows of each class (of all rows, in a regression) that is kept for validation.
+        rng: Draws the rows.
+
+    Raises:
+        UserError: The table cannot be trained on.
+    """
+    target = "target"
+    while target in frame.columns:
+        target += "_"
+    raw = make_raw("table", frame.assign(**{target: y}), target, task)
+    strata = y if task == "classification" else np.zeros(len(y), np.int64)
+    held = np.zeros(len(y), bool)
+    for value in np.unique(strata):
+        rows = rng.permutation(np.flatnonzero(strata == value))
+        held[rows[: min(round(fraction * len(rows)), len(rows) - 1)]] = True
+    train = raw.rows(np.flatnonzero(~held))
+    return train, raw.rows(np.flatnonzero(held)) if held.any() else train

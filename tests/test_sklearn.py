@@ -1,0 +1,157 @@
+"""BiSHop behind scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from bishop_ray.sklearn import BiSHopClassifier, BiSHopRegressor
+
+TINY: dict[str, Any] = {
+    "d_embedding": 4, "stride": 4, "n_pool": 2, "n_merge": 2, "d_model": 16, "d_ff": 16, "n_heads": 2,
+    "n_encoder_levels": 1, "decoder": False, "n_decoded": 4, "dropout": 0.0, "head_dropout": 0.0, "max_epochs": 30,
+    "lr": 1e-2, "batch_size": 16, "precision": "fp32", "random_state": 0,
+}  # fmt: skip
+EXPECTED_FAILURES: dict[str, str] = {}
+
+
+def table(rows: int = 120, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
+    rng = np.random.default_rng(seed)
+    color = rng.choice(["red", "green", "blue"], rows)
+    size = rng.normal(size=rows)
+    frame = pd.DataFrame({"size": size, "color": pd.Categorical(color), "note": rng.choice(["a", None], rows)})
+    label = pd.Series(np.where((size > 0) ^ (color == "red"), "yes", "no"), name="label")
+    return frame, label
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "estimator", [BiSHopClassifier(**TINY), BiSHopRegressor(**TINY)], ids=lambda e: type(e).__name__
+)
+def test_estimator_checks_pass(estimator: Any) -> None:
+    failed = {}
+    for model, check in estimator_checks_generator(estimator, legacy=True):
+        name = getattr(check, "func", check).__name__
+        try:
+            check(model)
+        except SkipTest:
+            continue
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {error}"[:300]
+    assert failed.keys() == EXPECTED_FAILURES.keys(), failed
+
+
+@pytest.mark.parametrize("kind", [str, int, bool, "category"])
+def test_labels_come_back_as_they_were(kind: Any) -> None:
+    frame, label = table()
+    yes = (label == "yes").to_numpy()
+    y = {
+        str: label,
+        int: pd.Series(np.where(yes, 7, 3)),
+        bool: pd.Series(yes),
+        "category": label.astype("category"),
+    }[kind]
+    model = BiSHopClassifier(**{**TINY, "max_epochs": 40}).fit(frame, y)
+    predicted = model.predict(frame)
+    assert np.mean(predicted == y.to_numpy()) > 0.9
+    assert set(predicted) <= set(model.classes_)
+    assert model.predict_proba(frame).sum(axis=1) == pytest.approx(1)
+    assert list(model.classes_) == sorted(set(y))
+    assert list(model.feature_names_in_) == ["size", "color", "note"]
+
+
+def test_a_later_frame_may_differ_in_order_type_and_values() -> None:
+    frame, label = table()
+    model = BiSHopClassifier(**TINY).fit(frame, label)
+    expected = model.predict_proba(frame)
+    again = frame.assign(color=frame.color.astype(str), note=frame.note.astype("string"))
+    assert np.array_equal(model.predict_proba(again), expected)
+    strange = frame.assign(color="violet", note=np.nan)
+    assert np.isfinite(model.predict_proba(strange)).all()
+    with pytest.raises(ValueError, match="size"):
+        model.predict(frame.drop(columns="size"))
+    with pytest.raises(ValueError, match="'size': expected a number; found 'x'"):
+        model.predict(frame.assign(size="x"))
+
+
+def test_same_seed_same_model_and_the_users_random_state_stays() -> None:
+    import torch
+
+    frame, label = table()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = BiSHopClassifier(**TINY).fit(frame, label)
+    assert torch.equal(torch.get_rng_state(), before)
+    second = clone(first).fit(frame, label)
+    assert np.array_equal(first.predict_proba(frame), second.predict_proba(frame))
+    other = clone(first).set_params(random_state=1).fit(frame, label)
+    assert not np.array_equal(first.predict_proba(frame), other.predict_proba(frame))
+    assert np.array_equal(pickle.loads(pickle.dumps(first)).predict(frame), first.predict(frame))
+
+
+def test_pipeline_cross_validation_and_grid() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(150, 3))
+    y = x @ [1.0, -2.0, 0.5] + 10
+    pipe = make_pipeline(StandardScaler(), BiSHopRegressor(**TINY))
+    assert cross_val_score(pipe, x, y, cv=3).mean() > 0.8
+    grid = GridSearchCV(BiSHopRegressor(**{**TINY, "max_epochs": 5}), {"lr": [1e-2, 1e-5]}, cv=2).fit(x, y)
+    assert grid.best_params_ == {"lr": 1e-2}
+
+
+def test_ctrl_c_keeps_the_best_so_far(capsys: pytest.CaptureFixture[str]) -> None:
+    frame, label = table()
+    model = BiSHopClassifier(**{**TINY, "max_epochs": 100_000, "patience": 100_000, "verbose": 1})
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        timer = threading.Timer(3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        began = time.monotonic()
+        model.fit(frame, label)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
+    assert 3 <= time.monotonic() - began < 60
+    assert 0 < model.n_iter_ < 100_000
+    assert len(model.history_) == model.n_iter_
+    assert np.mean(model.predict(frame) == label) > 0.5
+    assert "epoch" in capsys.readouterr().err
+
+
+def test_a_rare_class_keeps_its_column() -> None:
+    frame, label = table()
+    label[0] = "rare"
+    model = BiSHopClassifier(**{**TINY, "max_epochs": 2}).fit(frame, label)
+    assert list(model.classes_) == ["no", "rare", "yes"]
+    assert model.predict_proba(frame).shape == (120, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"validation_fraction": 1.5}, "validation_fraction: expected a share between 0 and 1; found 1.5"),
+        ({"d_model": -1}, "d_model"),
+        ({"lr": 0.0}, "lr must be > 0"),
+        ({"metric": "r2"}, "r2"),
+    ],
+)
+def test_bad_parameters_are_named(change: dict[str, Any], words: str) -> None:
+    frame, label = table()
+    with pytest.raises(ValueError, match=words):
+        BiSHopClassifier(**{**TINY, **change}).fit(frame, label)
