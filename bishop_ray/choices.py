@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,15 +82,27 @@ def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]
 
     if source == "suite":
         return suite_datasets(args.suite, args.openml_server, args.paper_tasks), []
+    found, failures = obtained(args.task, lambda task: task_dataset(task, args.openml_server), "task ")
+    return list(found.values()), failures
+
+
+def obtained(
+    names: Iterable[str], find: Callable[[str], DatasetRef], prefix: str = ""
+) -> tuple[dict[str, DatasetRef], list[Failure]]:
+    """By name, the datasets that can be had; and the others, `prefix` before their names, with the reason.
+
+    Raises:
+        UserError: None can be had: the reason of the first.
+    """
     from bishop_ray.tuning.suite import Failure
 
-    refs, failures, errors = [], [], []
-    for task in dict.fromkeys(args.task):
+    refs, failures, errors = {}, [], []
+    for name in dict.fromkeys(names):
         try:
-            refs.append(task_dataset(task, args.openml_server))
+            refs[name] = find(name)
         except UserError as error:
             errors.append(error)
-            failures.append(Failure(f"task {task}", "all models", str(error)))
+            failures.append(Failure(f"{prefix}{name}", "all models", str(error)))
     if not refs:
         raise errors[0]
     return refs, failures
