@@ -94,18 +94,17 @@ def obtained(
     Raises:
         UserError: None can be had: the reason of the first.
     """
-    from bishop_ray.tuning.suite import Failure
-
-    refs, failures, errors = {}, [], []
+    refs, errors = {}, {}
     for name in dict.fromkeys(names):
         try:
             refs[name] = find(name)
         except UserError as error:
-            errors.append(error)
-            failures.append(Failure(f"{prefix}{name}", "all models", str(error)))
+            errors[name] = error
     if not refs:
-        raise errors[0]
-    return refs, failures
+        raise next(iter(errors.values()))
+    from bishop_ray.tuning.suite import Failure
+
+    return refs, [Failure(f"{prefix}{name}", "all models", str(error)) for name, error in errors.items()]
 
 
 def named_ref(name: str, args: argparse.Namespace) -> DatasetRef:

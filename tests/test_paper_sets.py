@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import openml_server
 
 from bishop_ray import cli, paper
 from bishop_ray.choices import check_metric_fits, datasets
@@ -225,14 +224,8 @@ def openml_copies(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         ids = {"suite": 1, "task": task, "dataset": PAPER_SETS[name].openml}
         served.append({**entries[name], **shape, "openml": ids})
     (folder / "manifest.json").write_text(json.dumps({"datasets": served}))
-    command = [sys.executable, str(shared / "openml_mirror" / "serve.py"), "--port", "0", "--data", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-            process.wait(10)
+    with openml_server(folder) as address:
+        yield address
 
 
 @pytest.mark.parametrize("name", ["adult", "income", "bank", "blastchar", "spambase", "qsar_biodeg"])
