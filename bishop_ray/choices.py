@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bishop_ray import cli
+from bishop_ray.addresses import told
 from bishop_ray.config import NO_LIMIT
 from bishop_ray.data.paper_sets import PAPER_SETS
 from bishop_ray.data.suites import EMBEDDED, SUITES, DatasetRef, embedded_ref, file_ref
-from bishop_ray.errors import UserError
+from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.models import MODELS
 
 if TYPE_CHECKING:
     from bishop_ray.config import Resources, StudyConfig
     from bishop_ray.tuning.cluster import Cluster
     from bishop_ray.tuning.suite import Failure
+
+logger = logging.getLogger(__name__)
 
 
 def chosen_models(given: list[str]) -> list[str]:
@@ -100,11 +104,13 @@ def obtained(
             refs[name] = find(name)
         except UserError as error:
             errors[name] = error
+            if isinstance(error, SourceUnavailable):  # took its time, and the next one may take it too
+                logger.warning("%s%s: %s", prefix, name, told(error))
     if not refs:
         raise next(iter(errors.values()))
     from bishop_ray.tuning.suite import Failure
 
-    return refs, [Failure(f"{prefix}{name}", "all models", str(error)) for name, error in errors.items()]
+    return refs, [Failure(f"{prefix}{name}", "all models", told(error)) for name, error in errors.items()]
 
 
 def named_ref(name: str, args: argparse.Namespace) -> DatasetRef:

@@ -98,7 +98,7 @@ def chosen_datasets(table: PaperTable, given: Sequence[str] | None) -> list[str]
 
     Raises:
         UnknownName: The table has no such dataset.
-        UserError: A name of two tasks (electricity is one of CC and of NC); the message has their numbers.
+        UserError: A name of two tasks (electricity is one of CC and of NC), the message has their numbers; or none.
     """
     if not given:
         return list(table.datasets)
@@ -112,6 +112,8 @@ def chosen_datasets(table: PaperTable, given: Sequence[str] | None) -> list[str]
                 f"--dataset: {text} is the name of tasks {' and '.join(found)}; expected one of the numbers"
             )
         chosen += found
+    if not chosen:
+        raise UserError(f"--dataset: expected at least one of {', '.join(table.datasets)}; found {' '.join(given)!r}")
     return list(dict.fromkeys(chosen))
 
 

@@ -15,7 +15,8 @@ from conftest import SHARED, openml_server
 from bishop_ray import comparison, paper, reproduce_cli
 from bishop_ray.choices import obtained
 from bishop_ray.config import StudyResult
-from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.data.suites import DatasetRef, embedded_ref
+from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
 
 DATA = SHARED / "data"
 
@@ -93,6 +94,22 @@ def test_a_task_that_cannot_be_had_leaves_the_others(shared: Path, tmp_path: Pat
             obtained(["361093"], lambda name: reproduce_cli._ref(table, name, args))
 
 
+def test_a_dead_server_is_told_while_it_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    def find(name: str) -> DatasetRef:
+        if name == "iris":
+            return embedded_ref(name)
+        raise SourceUnavailable(f"no answer for {name} from http://me:pass@host")
+
+    found, missing = obtained(["1", "iris", "2"], find, "task ")
+    assert list(found) == ["iris"]
+    assert [(f.dataset, f.reason) for f in missing] == [
+        (f"task {n}", f"no answer for {n} from http://***@host") for n in (1, 2)
+    ]
+    assert caplog.messages == [f"{f.dataset}: {f.reason}" for f in missing]
+    with pytest.raises(SourceUnavailable, match="no answer for 2"):
+        obtained(["2", "1"], find)
+
+
 def test_datasets_by_name_and_by_task() -> None:
     second = paper.table(2)
     assert reproduce_cli.chosen_datasets(paper.table(1), None) == list(paper.table(1).datasets)
@@ -114,6 +131,7 @@ def test_datasets_by_name_and_by_task() -> None:
         (["--paper-table", "1", "--models", "bishup"], "unknown model 'bishup'"),
         (["--paper-table", "1", "--dataset", "abalone"], "unknown dataset of the paper's table 'abalone'"),
         (["--paper-table", "1", "--dataset", "adult", "abalone"], "unknown dataset of the paper's table 'abalone'"),
+        (["--paper-table", "1", "--dataset", ","], "--dataset: expected at least one of adult, .*; found ','"),
         (["--paper-table", "1", "--data-dir", "nowhere"], "--data-dir: expected a folder; found 'nowhere'"),
         (["--paper-table", "1", "--dataset", "shrutime", "seismic_bumps"], "--dataset shrutime: OpenML has no whole"),
     ],
