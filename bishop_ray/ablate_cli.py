@@ -15,7 +15,7 @@ from bishop_ray import choices, cli, commands
 from bishop_ray.ablations.settings import ABLATIONS, chosen, find
 from bishop_ray.errors import UserError
 from bishop_ray.flags import data_flags, non_negative_float, non_negative_int, positive_float, positive_int
-from bishop_ray.home import home, write_whole
+from bishop_ray.home import check_storage, storage_folder, write_whole
 from bishop_ray.models import MODELS
 from bishop_ray.rows import rows_csv, rows_text
 
@@ -97,6 +97,7 @@ def run_ablate(args: argparse.Namespace) -> int:
     args.eval_seeds = args.runs or find(args.name).runs
     models = _models(args)
     choices.check_output(args.output)
+    check_storage(storage_folder(args.storage))
     refs, failures = choices.datasets(args)
     choices.check_metric_fits(args.metric, refs)
     configs = _configs(args, refs, models, None)
@@ -129,7 +130,7 @@ def _configs(
     from bishop_ray.ablations.run import AblationConfig
     from bishop_ray.tracking import tracking_uri
 
-    storage = Path(args.storage).expanduser().resolve() if args.storage else home()
+    storage = storage_folder(args.storage)
     given = given_values(args.set, models)
     found = []
     for ref in refs:

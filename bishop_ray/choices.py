@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bishop_ray import cli
+from bishop_ray.addresses import told
 from bishop_ray.config import NO_LIMIT
 from bishop_ray.data.paper_sets import PAPER_SETS
 from bishop_ray.data.suites import EMBEDDED, SUITES, DatasetRef, embedded_ref, file_ref
-from bishop_ray.errors import UserError
+from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.models import MODELS
 
 if TYPE_CHECKING:
     from bishop_ray.config import Resources, StudyConfig
     from bishop_ray.tuning.cluster import Cluster
     from bishop_ray.tuning.suite import Failure
+
+logger = logging.getLogger(__name__)
 
 
 def chosen_models(given: list[str]) -> list[str]:
@@ -81,18 +86,31 @@ def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]
 
     if source == "suite":
         return suite_datasets(args.suite, args.openml_server, args.paper_tasks), []
+    found, failures = obtained(args.task, lambda task: task_dataset(task, args.openml_server), "task ")
+    return list(found.values()), failures
+
+
+def obtained(
+    names: Iterable[str], find: Callable[[str], DatasetRef], prefix: str = ""
+) -> tuple[dict[str, DatasetRef], list[Failure]]:
+    """By name, the datasets that can be had; and the others, `prefix` before their names, with the reason.
+
+    Raises:
+        UserError: None can be had: the reason of the first.
+    """
+    refs, errors = {}, {}
+    for name in dict.fromkeys(names):
+        try:
+            refs[name] = find(name)
+        except UserError as error:
+            errors[name] = error
+            if isinstance(error, SourceUnavailable):  # took its time, and the next one may take it too
+                logger.warning("%s%s: %s", prefix, name, told(error))
+    if not refs:
+        raise next(iter(errors.values()))
     from bishop_ray.tuning.suite import Failure
 
-    refs, failures, errors = [], [], []
-    for task in dict.fromkeys(args.task):
-        try:
-            refs.append(task_dataset(task, args.openml_server))
-        except UserError as error:
-            errors.append(error)
-            failures.append(Failure(f"task {task}", "all models", str(error)))
-    if not refs:
-        raise errors[0]
-    return refs, failures
+    return refs, [Failure(f"{prefix}{name}", "all models", told(error)) for name, error in errors.items()]
 
 
 def named_ref(name: str, args: argparse.Namespace) -> DatasetRef:

@@ -24,7 +24,7 @@ from bishop_ray.choices import (
 )
 from bishop_ray.data.suites import DatasetRef
 from bishop_ray.errors import UserError
-from bishop_ray.home import home
+from bishop_ray.home import check_storage, storage_folder
 from bishop_ray.listing import describe, plan
 
 if TYPE_CHECKING:
@@ -46,9 +46,11 @@ def tune(args: argparse.Namespace) -> int:
     check_search(args, models)
     check_warm_start(args.warm_start, models)
     check_output(args.output)
+    storage = storage_folder(args.storage)
+    if not args.dry_run:
+        check_storage(storage)
     refs, failures = datasets(args)
     check_metric_fits(args.metric, refs)
-    storage = Path(args.storage).expanduser().resolve() if args.storage else home()
     if args.dry_run:
         return _dry_run(args, refs, models, storage, failures)
     from bishop_ray.tracking import tracking_uri

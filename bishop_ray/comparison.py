@@ -149,19 +149,32 @@ def conclusions(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def render(rows: Sequence[Row]) -> str:
-    """The rows as aligned text."""
+def render(rows: Sequence[Row], failed: Sequence[tuple[str, str, str]] = ()) -> str:
+    """The rows as aligned text, then a line for each dataset and model of `failed` that has none.
+
+    Args:
+        rows: As `compare` made them.
+        failed: The dataset as the table names it, its own name, the model.
+    """
     from bishop_ray.listing import columns
 
     head = ("dataset", "model", "metric", "validation", "test", "paper", "difference", "optimism", "trials", "hours")
     lines: list[tuple[str, ...]] = [head]
     for row in rows:
-        shown = row.dataset if row.name == row.dataset else f"{row.dataset} {row.name}"
         paper = "" if row.paper is None else f"{row.paper:.2f}"
         difference = "" if row.difference is None else f"{row.difference:+.2f}"
         numbers = (f"{row.validation:.2f}", f"{row.test:.2f} ±{row.std:.2f}", paper, difference, f"{row.optimism:+.2f}")
+        shown = _label(row.dataset, row.name)
         lines.append((shown, row.model, row.metric, *numbers, str(row.trials), f"{row.hours:.2f}"))
+    there = {(row.dataset, row.model) for row in rows}
+    for dataset, name, model in dict.fromkeys(failed):
+        if (dataset, model) not in there:
+            lines.append((_label(dataset, name), model, "failed", *[""] * (len(head) - 3)))
     return columns(lines)
+
+
+def _label(dataset: str, name: str) -> str:
+    return dataset if name == dataset else f"{dataset} {name}"
 
 
 def to_csv(rows: Sequence[Row]) -> str:

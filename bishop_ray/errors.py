@@ -24,7 +24,7 @@ class UnknownName(UserError):
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
+        names = sorted(set(known))
         lower = {candidate.lower(): candidate for candidate in names}
         near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
         hint = f"; did you mean {lower[near[0]]!r}?" if near else ""

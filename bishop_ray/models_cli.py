@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bishop_ray import cli, commands
 from bishop_ray.errors import UserError
-from bishop_ray.home import home
+from bishop_ray.home import storage_folder
 
 if TYPE_CHECKING:
     Actions = argparse._SubParsersAction[cli.Parser]
@@ -83,7 +83,7 @@ def run_models(args: argparse.Namespace) -> int:
         UserError: Bad input; nothing was written.
     """
     commands.quiet()
-    storage = Path(args.storage).expanduser().resolve() if args.storage else home()
+    storage = storage_folder(args.storage)
     return _sync(args, storage) if args.action == "sync" else _ensemble(args, storage)
 
 

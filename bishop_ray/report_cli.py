@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bishop_ray import cli, commands
 from bishop_ray.errors import UserError
-from bishop_ray.home import home
+from bishop_ray.home import storage_folder
 
 
 def report_parser() -> argparse.ArgumentParser:
@@ -51,7 +51,7 @@ def run_report(args: argparse.Namespace) -> int:
         found = "both" if args.studies else "none of them"
         raise UserError(f"expected names of studies, or --experiment or --paper-table; found {found}")
     commands.quiet()
-    storage = Path(args.storage).expanduser().resolve() if args.storage else home()
+    storage = storage_folder(args.storage)
     output = Path(args.output).expanduser().absolute() if args.output else None
     if output is not None and output.exists() and not output.is_dir():
         raise UserError(f"--output: expected a folder; found the file {output}")

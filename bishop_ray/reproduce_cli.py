@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bishop_ray import cli, commands, comparison
-from bishop_ray.choices import check_output, chosen_models, named_ref, studies
+from bishop_ray.choices import check_output, chosen_models, named_ref, obtained, studies
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.flags import cluster_flags, duration, non_negative_int, positive_int, record_flags
-from bishop_ray.home import home
+from bishop_ray.home import check_storage, storage_folder, write_whole
 
 if TYPE_CHECKING:
     from bishop_ray.config import StudyConfig, StudyResult
     from bishop_ray.data.suites import DatasetRef
     from bishop_ray.paper import PaperTable
     from bishop_ray.tuning.cluster import Cluster
+    from bishop_ray.tuning.suite import Failure
 
 TRIALS = 20
 
@@ -64,7 +65,7 @@ def reproduce_parser() -> argparse.ArgumentParser:
 
 
 def run_reproduce(args: argparse.Namespace) -> int:
-    """The job; returns the exit code: 0, or 1 when a study ended without a result.
+    """The job; returns the exit code: 0, or 1 when a dataset cannot be had or a study ended without a result.
 
     Raises:
         UserError: Bad input; nothing was written.
@@ -78,9 +79,9 @@ def run_reproduce(args: argparse.Namespace) -> int:
         raise UserError(f"--trials goes with a search; found --defaults-only --trials {args.trials}")
     _check_defaults(args, models)
     check_output(args.output)
-    names = chosen_datasets(table, args.dataset)
-    refs = {name: _ref(table, name, args) for name in names}
-    storage = Path(args.storage).expanduser().resolve() if args.storage else home()
+    storage = storage_folder(args.storage)
+    check_storage(storage)
+    refs, missing = obtained(chosen_datasets(table, args.dataset), lambda name: _ref(table, name, args))
     from bishop_ray.tracking import check_tracking, tracking_uri
     from bishop_ray.tuning.shared import check_shared
 
@@ -89,7 +90,7 @@ def run_reproduce(args: argparse.Namespace) -> int:
     cluster = commands.connect_cluster(args.ray_address)
     check_shared(storage)
     configs = _configs(args, table, refs, models, storage, uri, cluster)
-    return _run(args, table, configs, storage, deadline)
+    return _run(args, table, configs, missing, storage, deadline)
 
 
 def chosen_datasets(table: PaperTable, given: Sequence[str] | None) -> list[str]:
@@ -97,7 +98,7 @@ def chosen_datasets(table: PaperTable, given: Sequence[str] | None) -> list[str]
 
     Raises:
         UnknownName: The table has no such dataset.
-        UserError: A name of two tasks (electricity is one of CC and of NC); the message has their numbers.
+        UserError: A name of two tasks (electricity is one of CC and of NC), the message has their numbers; or none.
     """
     if not given:
         return list(table.datasets)
@@ -111,6 +112,8 @@ def chosen_datasets(table: PaperTable, given: Sequence[str] | None) -> list[str]
                 f"--dataset: {text} is the name of tasks {' and '.join(found)}; expected one of the numbers"
             )
         chosen += found
+    if not chosen:
+        raise UserError(f"--dataset: expected at least one of {', '.join(table.datasets)}; found {' '.join(given)!r}")
     return list(dict.fromkeys(chosen))
 
 
@@ -124,12 +127,18 @@ def _check_defaults(args: argparse.Namespace, models: Sequence[str]) -> None:
 
 
 def _ref(table: PaperTable, name: str, args: argparse.Namespace) -> DatasetRef:
-    """The dataset, in the MLflow experiment of its paper table."""
+    """The dataset, in the MLflow experiment of its paper table; its rows were loaded once, so they can be had.
+
+    Raises:
+        UserError: They cannot, or are another table's.
+    """
+    from bishop_ray.data.sources import load_dataset, task_dataset
+
     group = f"paper-table-{args.paper_table}" + ("-defaults" if args.defaults_only else "")
     if not table.suite(name):
-        return replace(named_ref(name, args), group=group)
-    from bishop_ray.data.sources import task_dataset
-
+        named = named_ref(name, args)
+        load_dataset(named)
+        return replace(named, group=group)
     found = task_dataset(name, args.openml_server)
     return replace(found, group=group, name=f"{table.suite(name)}-{found.name}")
 
@@ -158,29 +167,30 @@ def _run(
     args: argparse.Namespace,
     table: PaperTable,
     configs: dict[str, list[StudyConfig]],
+    missing: list[Failure],
     storage: Path,
     deadline: float,
 ) -> int:
-    from bishop_ray.home import write_whole
     from bishop_ray.screen import make_screen
     from bishop_ray.tracking.leaderboard import log_leaderboard
     from bishop_ray.tuning.suite import run_studies
 
     every = [config for group in configs.values() for config in group]
-    _announce(args, table, configs)
-    with make_screen(len(configs), deadline, several_models=True) as screen:
-        results, failures, skipped = run_studies([[config] for config in every], {}, screen, deadline)
+    _announce(args, table, configs, missing)
+    with make_screen(len(configs), deadline, several_models=True, several_splits=args.splits > 1) as screen:
+        results, failed, skipped = run_studies([[config] for config in every], {}, screen, deadline)
+    failures = missing + failed
     of_key = {group[0].ref.key: name for name, group in configs.items()}
     by_dataset: dict[str, list[StudyResult]] = {}
     for result in results:
         by_dataset.setdefault(of_key[result.dataset], []).append(result)
     rows = comparison.compare(table, by_dataset)
-    print("\n" + comparison.render(rows))
+    lost = [(of_key.get(failure.dataset, failure.dataset), failure.model) for failure in failures]
+    print("\n" + comparison.render(rows, [(name, table.name(name), model) for name, model in lost]))
     for line in comparison.conclusions(rows):
         print(line)
     text = comparison.to_csv(rows)
     path = storage / "leaderboards" / f"{every[0].ref.experiment}.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
     for target in (path, *([Path(args.output)] if args.output else [])):
         write_whole(target, text)
     print(f"table: {args.output or path}")
@@ -193,7 +203,9 @@ def _run(
     return cli.EXIT_FAILED if failures else 0
 
 
-def _announce(args: argparse.Namespace, table: PaperTable, configs: dict[str, list[StudyConfig]]) -> None:
+def _announce(
+    args: argparse.Namespace, table: PaperTable, configs: dict[str, list[StudyConfig]], missing: list[Failure]
+) -> None:
     first = next(iter(configs.values()))
     models = {config.model: config for config in first}
     print(f"table {args.paper_table} of the paper: {table.title}")
@@ -202,6 +214,8 @@ def _announce(args: argparse.Namespace, table: PaperTable, configs: dict[str, li
         f"{len(configs)} of its {len(table.datasets)} datasets, {len(models)} model(s), {args.splits} split(s), "
         f"{trials}, the best one trained with {args.eval_seeds} seed(s)"
     )
+    for failure in missing:
+        print(f"cannot be had: {failure.dataset}: {failure.reason}")
     for model, config in models.items():
         small = " (no GPU: the small space, not the paper's)" if config.space.endswith("_small") else ""
         print(f"{model}: search space {config.space}{small}, up to {config.max_epochs} epochs or reports", flush=True)

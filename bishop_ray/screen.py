@@ -39,19 +39,26 @@ class Screen(Protocol):
         """Something happened in a study."""
 
 
-def make_screen(studies: int, deadline: float, several_models: bool = False) -> Screen:
-    """A live table when standard output is a terminal, else lines."""
+def make_screen(studies: int, deadline: float, several_models: bool = False, several_splits: bool = False) -> Screen:
+    """A live table when standard output is a terminal, else lines; models and splits are named where several run."""
     if sys.stdout.isatty():
-        return LiveScreen(studies, deadline)
-    return PlainScreen(studies, deadline, several_models=several_models)
+        return LiveScreen(studies, deadline, several_splits=several_splits)
+    return PlainScreen(studies, deadline, several_models=several_models, several_splits=several_splits)
 
 
 class PlainScreen:
     """A line for each trial that starts or ends, and at most one per `every` seconds for epochs."""
 
-    def __init__(self, studies: int, deadline: float, every: float = 10.0, several_models: bool = False) -> None:
+    def __init__(
+        self,
+        studies: int,
+        deadline: float,
+        every: float = 10.0,
+        several_models: bool = False,
+        several_splits: bool = False,
+    ) -> None:
         self._studies, self._deadline, self._every = studies, deadline, every
-        self._several = several_models
+        self._several, self._splits = several_models, several_splits
         self._seen: list[str] = []
         self._last = -every
 
@@ -76,17 +83,19 @@ class PlainScreen:
         if self._several:
             key = f"{key} {config.model}"
             state = state if config.model != "automl" else _left(self._deadline).removeprefix(", ")
+        if self._splits:
+            key = f"{key} split {config.seed}"
         print(f"{where}{key}: {progress.last}" + (f" ({state})" if state else ""), flush=True)
 
 
 class LiveScreen:
     """One row per study, redrawn at most four times a second (rich's Live)."""
 
-    def __init__(self, studies: int, deadline: float) -> None:
+    def __init__(self, studies: int, deadline: float, several_splits: bool = False) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._studies, self._deadline = studies, deadline
+        self._studies, self._deadline, self._splits = studies, deadline, several_splits
         self._rows: dict[str, tuple[StudyConfig, Progress, float]] = {}
         self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self._render)
 
@@ -106,7 +115,8 @@ class LiveScreen:
         from rich import box
         from rich.table import Table
 
-        title = f"study {len(self._rows)} of {self._studies}" if self._studies > 1 else ""
+        begun = len({config.ref.key for config, _, _ in self._rows.values()})  # of which several models, splits run
+        title = f"study {begun} of {self._studies}" if self._studies > 1 else ""
         table = Table(box=box.SIMPLE_HEAD, title=(title + _left(self._deadline)).removeprefix(", "), pad_edge=False)
         for name in ("dataset", "model", "trials", "running", "early", "failed", "best", "time", "left", "last event"):
             table.add_column(name)
@@ -114,7 +124,7 @@ class LiveScreen:
             counts = progress.counts
             best = "" if progress.best is None else f"{display(progress.metric, progress.best):.4f} {progress.metric}"
             table.add_row(
-                config.ref.key,
+                config.ref.key + (f" split {config.seed}" if self._splits else ""),
                 config.model,
                 progress.share,
                 str(counts["running"]),

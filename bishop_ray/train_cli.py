@@ -17,7 +17,7 @@ from bishop_ray import cli, commands
 from bishop_ray.choices import check_metric_fits, check_output, chosen_models, datasets, studies
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.flags import cluster_flags, data_flags, non_negative_int, positive_int, record_flags
-from bishop_ray.home import home, write_whole
+from bishop_ray.home import check_storage, storage_folder, write_whole
 
 if TYPE_CHECKING:
     from bishop_ray.data.suites import DatasetRef
@@ -77,12 +77,13 @@ def run_train(args: argparse.Namespace) -> int:
     if len(models) != 1:
         raise UserError(f"--model: expected one model; found {args.model!r}")
     check_output(args.output)
+    storage = storage_folder(args.storage)
+    check_storage(storage)
     from bishop_ray.tuning.settings import fixed_params
 
     params = fixed_params(models[0], args.settings, args.params)
     refs, failures = datasets(args)
     check_metric_fits(args.metric, refs)
-    storage = Path(args.storage).expanduser().resolve() if args.storage else home()
     from bishop_ray.tracking import check_tracking, tracking_uri
     from bishop_ray.tuning.prepare import load
     from bishop_ray.tuning.shared import check_shared

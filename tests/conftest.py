@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,14 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def mirror(shared: Path) -> Iterator[str]:
     """Address of an OpenML mirror on a free loopback port, in a process of its own."""
-    command = [sys.executable, str(shared / "openml_mirror" / "serve.py"), "--port", "0"]
+    with openml_server(shared / "data") as address:
+        yield address
+
+
+@contextmanager
+def openml_server(folder: Path) -> Iterator[str]:
+    """Address of a mirror of the tables in `folder`, which has a manifest of them."""
+    command = [sys.executable, str(SHARED / "openml_mirror" / "serve.py"), "--port", "0", "--data", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

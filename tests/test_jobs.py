@@ -15,8 +15,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bishop_ray import cli, commands
+from bishop_ray import ablate_cli, cli, commands, reproduce_cli, train_cli
 from bishop_ray.errors import UserError
+from bishop_ray.home import check_storage
 from bishop_ray.tracking import check_tracking, runs_frame
 from bishop_ray.tuning.cluster import Cluster
 
@@ -299,6 +300,45 @@ def test_exit_code_and_standard_error(tmp_path: Path) -> None:
     assert result.stderr.startswith("error: unknown dataset 'irs'")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "home").exists(), "nothing half-written"
+
+
+JOBS = {
+    "tune": lambda flags: commands.tune(cli.tune_parser().parse_args(flags)),
+    "train": lambda flags: train_cli.run_train(train_cli.train_parser().parse_args(flags)),
+    "ablate": lambda flags: ablate_cli.run_ablate(ablate_cli.ablate_parser().parse_args(["depth", *flags])),
+    "reproduce": lambda flags: reproduce_cli.run_reproduce(
+        reproduce_cli.reproduce_parser().parse_args(["--paper-table", "1", *flags])
+    ),
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_storage_that_cannot_be_written_is_told_first(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    below = tmp_path / "file" / "store"
+    flags = ["--dataset", "adult" if job == "reproduce" else "iris"]
+
+    def started(address: str) -> Cluster:
+        raise AssertionError("Ray is started")
+
+    monkeypatch.setattr(commands, "connect_cluster", started)
+    with pytest.raises(UserError, match=rf"^--storage or BISHOP_RAY_HOME: cannot write {below}: Not a directory$"):
+        JOBS[job]([*flags, "--storage", str(below)])
+    monkeypatch.setenv("BISHOP_RAY_HOME", str(below))
+    with pytest.raises(UserError, match=f"cannot write {below}: Not a directory"):
+        JOBS[job](flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "MLflow's store is not made"
+
+
+def test_a_folder_is_tried_and_not_made(tmp_path: Path) -> None:
+    check_storage(tmp_path / "new" / "store")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="cannot write /proc/store: "):
+        check_storage(Path("/proc/store"))
+    with pytest.raises(UserError, match=r"cannot write .*: File name too long"):
+        check_storage(tmp_path / ("x" * 300))
 
 
 def test_space_file_with_unknown_key(tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import openml_server
 
 from bishop_ray import cli, paper
 from bishop_ray.choices import check_metric_fits, datasets
@@ -179,6 +178,20 @@ def test_names_and_folders_that_are_not_there(tmp_path: Path, monkeypatch: pytes
         datasets(cli.tune_parser().parse_args(["--suite", "CR", "--data-dir", "x"]))
 
 
+def telco(frame: pd.DataFrame) -> pd.DataFrame:
+    """All 7,043 customers of data id 42178: a new one's TotalCharges is a blank, so all of them are text.
+
+    SAINT's `data_openml.py` reads it so (github.com/somepago/saint): blanks in TotalCharges, SeniorCitizen a number.
+    """
+    places = np.linspace(0, len(frame), 11, dtype=int)
+    new = frame.iloc[:11].assign(tenure=0, TotalCharges=" ").set_axis(places - 0.5)
+    texts = frame["TotalCharges"].map(lambda x: str(int(x)) if x == int(x) else str(x))
+    whole = pd.concat([frame.assign(TotalCharges=texts), new]).sort_index().reset_index(drop=True)
+    whole = whole.astype({"SeniorCitizen": "uint8", "tenure": "uint8"})  # as the client reads small whole numbers
+    whole.insert(0, "customerID", [f"{i:04}-ABCDE" for i in range(len(whole))])
+    return whole
+
+
 def as_on_openml(name: str, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The rows under OpenML's names and labels, and the target there."""
     if name in ("bank", "qsar_biodeg"):
@@ -192,16 +205,18 @@ def as_on_openml(name: str, frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     if name == "adult":
         renamed = {"gender": "sex", "educational-num": "education-num", "income": "class"}
         return frame.rename(columns=renamed).replace("?", None), "class"
+    if name == "blastchar":
+        return telco(frame), "Churn"
     return frame, PAPER_SETS[name].target
 
 
 @pytest.fixture(scope="module")
 def openml_copies(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A loopback OpenML server with four of the nine tables as openml.org has them, and a wrong jannis."""
+    """A loopback OpenML server with five of the nine tables as openml.org has them, and a wrong jannis."""
     folder = tmp_path_factory.mktemp("openml")
     entries = {e["name"]: e for e in json.loads((shared / "data" / "manifest.json").read_text())["datasets"][:9]}
     served = []
-    for task, name in enumerate(("adult", "bank", "spambase", "qsar_biodeg", "jannis"), start=1):
+    for task, name in enumerate(("adult", "bank", "spambase", "qsar_biodeg", "blastchar", "jannis"), 1):
         frame, target = as_on_openml(name, shared_frame(shared, name).head(5000 if name == "jannis" else None))
         frame.to_parquet(folder / f"{name}.parquet")
         categorical = [str(c) for c in frame.columns if frame[c].dtype == "category" and c != target]
@@ -209,17 +224,11 @@ def openml_copies(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         ids = {"suite": 1, "task": task, "dataset": PAPER_SETS[name].openml}
         served.append({**entries[name], **shape, "openml": ids})
     (folder / "manifest.json").write_text(json.dumps({"datasets": served}))
-    command = [sys.executable, str(shared / "openml_mirror" / "serve.py"), "--port", "0", "--data", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-            process.wait(10)
+    with openml_server(folder) as address:
+        yield address
 
 
-@pytest.mark.parametrize("name", ["adult", "income", "bank", "spambase", "qsar_biodeg"])
+@pytest.mark.parametrize("name", ["adult", "income", "bank", "blastchar", "spambase", "qsar_biodeg"])
 def test_openmls_copies_give_the_same_table(shared: Path, openml_copies: str, openml_cache: Path, name: str) -> None:
     ref = paper_dataset(name, server=openml_copies)
     assert (ref.locator, ref.server) == (str(PAPER_SETS[name].openml), openml_copies)
@@ -229,11 +238,33 @@ def test_openmls_copies_give_the_same_table(shared: Path, openml_copies: str, op
     assert load_dataset(ref).fingerprint() == found.fingerprint()  # from the cache
 
 
-def test_a_wrong_copy_on_a_server_is_refused(openml_copies: str, openml_cache: Path) -> None:
+def test_openmls_text_of_blastchar_gives_the_same_table(shared: Path, tmp_path: Path) -> None:
+    """The ARFF file, which the client takes where a server has no Parquet file; customer numbers are left out."""
+    from openml.datasets import OpenMLDataset
+
+    frame = telco(shared_frame(shared, "blastchar")).drop(columns="customerID")
+    lines, cells = ["@RELATION telco-customer-churn"], {}
+    for name, column in frame.items():
+        texts = column.astype(str)
+        quoted = texts.map("'{}'".format)
+        nominal = isinstance(column.dtype, pd.CategoricalDtype)
+        kinds = "{" + ",".join(sorted(set(quoted))) + "}" if nominal else "STRING" if name == "TotalCharges" else "REAL"
+        lines.append(f"@ATTRIBUTE {name} {kinds}")
+        cells[name] = quoted if nominal or name == "TotalCharges" else texts
+    file = tmp_path / "dataset.arff"
+    file.write_text("\n".join([*lines, "@DATA", *map(",".join, zip(*cells.values(), strict=True)), ""]))
+    read, *_ = OpenMLDataset("telco-customer-churn", None, data_format="arff", data_file=str(file)).get_data()
+    assert len(read) == 7043
+    assert read["TotalCharges"].eq(" ").sum() == 11
+    found = clean_paper("blastchar", read, "dataset.arff")
+    assert found.fingerprint() == load_dataset(paper_ref("blastchar", str(shared / "data"))).fingerprint()
+
+
+def test_a_wrong_copy_on_a_server_is_refused(openml_copies: str, mirror: str, openml_cache: Path) -> None:
     with pytest.raises(BadTable, match=r"OpenML dataset 41168 \(jannis\): not the paper's jannis: found 5,000 rows"):
         load_dataset(paper_dataset("jannis", server=openml_copies))
     assert not list(openml_cache.rglob("*.parquet"))
     with pytest.raises(
         UserError, match=r"OpenML dataset 42178 .blastchar; --data-dir names a folder of files instead."
     ):
-        load_dataset(paper_dataset("blastchar", server=openml_copies))
+        load_dataset(paper_dataset("blastchar", server=mirror))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
-from conftest import SHARED
+from conftest import SHARED, openml_server
 
 from bishop_ray import comparison, paper, reproduce_cli
+from bishop_ray.choices import obtained
 from bishop_ray.config import StudyResult
-from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.data.suites import DatasetRef, embedded_ref
+from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
 
 DATA = SHARED / "data"
 
@@ -59,6 +64,52 @@ def test_models_the_paper_lacks_have_no_difference() -> None:
     assert comparison.conclusions([]) == []
 
 
+def test_what_has_failed_has_a_line() -> None:
+    rows = comparison.compare(paper.table(1), {"adult": [result("bishop", 0.9)]})
+    failed = [("adult", "adult", "bishop"), ("361094", "soil", "mlp"), ("bank", "bank", "all models")]
+    whole, lines = comparison.render(rows).splitlines(), comparison.render(rows, failed).splitlines()
+    assert [line.split() for line in lines[: len(whole)]] == [line.split() for line in whole]
+    assert [line.split() for line in lines[len(whole) :]] == [
+        ["361094", "soil", "mlp", "failed"],
+        ["bank", "all", "models", "failed"],
+    ]
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    return reproduce_cli.reproduce_parser().parse_args(["--paper-table", *flags])
+
+
+def test_a_task_that_cannot_be_had_leaves_the_others(shared: Path, tmp_path: Path, openml_cache: Path) -> None:
+    entries = json.loads((shared / "data" / "manifest.json").read_text("utf-8"))["datasets"]
+    only = [entry for entry in entries if entry.get("openml", {}).get("task") == 361288]
+    (tmp_path / "manifest.json").write_text(json.dumps({"datasets": only}))
+    shutil.copy(shared / "data" / only[0]["file"], tmp_path)
+    with openml_server(tmp_path) as server:
+        args, table = parsed("2", "--openml-server", server), paper.table(2)
+        found, missing = obtained(["361093", "361288"], lambda name: reproduce_cli._ref(table, name, args))
+        assert {name: ref.key for name, ref in found.items()} == {"361288": "paper-table-2-CR-abalone"}
+        assert [(f.dataset, f.model) for f in missing] == [("361093", "all models")]
+        assert missing[0].reason == f"OpenML task 361093: {server} answers 'Unknown task'"
+        with pytest.raises(UserError, match="OpenML task 361093"):
+            obtained(["361093"], lambda name: reproduce_cli._ref(table, name, args))
+
+
+def test_a_dead_server_is_told_while_it_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    def find(name: str) -> DatasetRef:
+        if name == "iris":
+            return embedded_ref(name)
+        raise SourceUnavailable(f"no answer for {name} from http://me:pass@host")
+
+    found, missing = obtained(["1", "iris", "2"], find, "task ")
+    assert list(found) == ["iris"]
+    assert [(f.dataset, f.reason) for f in missing] == [
+        (f"task {n}", f"no answer for {n} from http://***@host") for n in (1, 2)
+    ]
+    assert caplog.messages == [f"{f.dataset}: {f.reason}" for f in missing]
+    with pytest.raises(SourceUnavailable, match="no answer for 2"):
+        obtained(["2", "1"], find)
+
+
 def test_datasets_by_name_and_by_task() -> None:
     second = paper.table(2)
     assert reproduce_cli.chosen_datasets(paper.table(1), None) == list(paper.table(1).datasets)
@@ -79,7 +130,10 @@ def test_datasets_by_name_and_by_task() -> None:
         (["--paper-table", "1", "--defaults-only", "--trials", "3"], "--trials goes with a search"),
         (["--paper-table", "1", "--models", "bishup"], "unknown model 'bishup'"),
         (["--paper-table", "1", "--dataset", "abalone"], "unknown dataset of the paper's table 'abalone'"),
-        (["--paper-table", "1", "--data-dir", "nowhere", "--dataset", "adult"], "nowhere"),
+        (["--paper-table", "1", "--dataset", "adult", "abalone"], "unknown dataset of the paper's table 'abalone'"),
+        (["--paper-table", "1", "--dataset", ","], "--dataset: expected at least one of adult, .*; found ','"),
+        (["--paper-table", "1", "--data-dir", "nowhere"], "--data-dir: expected a folder; found 'nowhere'"),
+        (["--paper-table", "1", "--dataset", "shrutime", "seismic_bumps"], "--dataset shrutime: OpenML has no whole"),
     ],
 )
 def test_bad_input_is_one_line(flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,19 +182,32 @@ def test_a_table_is_reproduced_and_found_finished(tmp_path: Path, capsys: pytest
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data beside the clone")
-def test_defaults_only_trains_the_default_configuration(tmp_path: Path) -> None:
+def test_defaults_only_trains_the_default_configuration_of_what_can_be_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import ray
 
     from bishop_ray.tracking import runs_frame
 
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    shutil.copy(DATA / "qsar_biodeg.parquet", tables)
+    (tables / "adult.csv").write_text("age,income\n1,<=50K\n2,>50K\n")
     flags = [
-        "--paper-table", "1", "--dataset", "qsar_biodeg", "--models", "lightgbm", "--defaults-only", "--seeds", "1",
-        "--data-dir", str(DATA), "--storage", str(tmp_path), "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db",
+        "--paper-table", "1", "--dataset", "adult", "qsar_biodeg", "shrutime", "--models", "lightgbm",
+        "--defaults-only", "--seeds", "1", "--data-dir", str(tables), "--storage", str(tmp_path), "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db",
     ]  # fmt: skip
     try:
-        assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 0
+        assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 1
     finally:
         ray.shutdown()
+    begun, _, ended = capsys.readouterr().out.partition("trial 0 started")
+    for word, reason in (("adult", "adult.csv: expected 6 numerical"), ("shrutime", "shrutime.parquet, .csv or .tsv")):
+        (line,) = [line for line in begun.splitlines() if line.startswith(f"cannot be had: {word}: ")]
+        assert reason in line
+        assert f"failed: {word} (all models): {line.removeprefix(f'cannot be had: {word}: ')}\n" in ended
+        assert [word, "all", "models", "failed"] in [line.split() for line in ended.splitlines()]
+    assert "qsar_biodeg  lightgbm" in ended
     runs = runs_frame(f"sqlite:///{tmp_path}/mlflow.db", "paper-table-1-defaults")
     (trial,) = runs[runs["trial"] == 0].to_dict("records")
     from bishop_ray.tuning.space import load_space

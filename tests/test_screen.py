@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,26 @@ def test_plain_lines_show_ends_at_once_and_epochs_now_and_then(
         "iris: trial 1 complete (patience)",
     ]
     assert all("4/8 trials, best 0.9123" in line for line in lines)
+
+
+def test_splits_are_told_apart_where_several_run(config: StudyConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    splits = [config, replace(config, seed=1)]
+    plain = PlainScreen(studies=1, deadline=0.0, several_models=True, several_splits=True)
+    live = LiveScreen(studies=2, deadline=0.0, several_splits=True)
+    for split in splits:
+        plain(split, progress("trial 0 started"))
+        live(split, progress())
+    assert [line.split(": ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "iris bishop split 0",
+        "iris bishop split 1",
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(live._render())
+    live._live.stop()
+    text = console.export_text()
+    assert "study 1 of 2" in text, "two splits of one dataset"
+    assert "iris split 0" in text
+    assert "iris split 1" in text
 
 
 def test_live_table_shows_states_best_and_time_left(config: StudyConfig) -> None:

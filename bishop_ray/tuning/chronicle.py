@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.data.table import TaskType
+from bishop_ray.errors import StorageFull
 from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
+from bishop_ray.training.disk import full_is_told
 from bishop_ray.tuning.evaluate import Evaluation
 from bishop_ray.tuning.facts import AUTOML
 from bishop_ray.tuning.predictions import PREDICTIONS
@@ -103,6 +107,33 @@ def open_tracker(
     return tracker
 
 
+@contextmanager
+def recorded(opened: OpenStudy, tracker: StudyTracker, started: float) -> Iterator[None]:
+    """Closes study and tracker as the work within ends: finished (it adds its seconds itself), failed or killed.
+
+    Args:
+        opened: The study.
+        tracker: Of its run in MLflow.
+        started: Unix time at which the work began.
+
+    Raises:
+        StorageFull: No space is left.
+    """
+    status = "FAILED"
+    try:
+        with full_is_told(str(opened.folder)):
+            yield
+        status = "FINISHED"
+    except (KeyboardInterrupt, StorageFull):
+        status = "KILLED"
+        raise
+    finally:
+        if status != "FINISHED":
+            with suppress(StorageFull):
+                opened.add_seconds(time.time() - started)
+        tracker.close(status)
+
+
 def open_search_tracker(
     whole: StudyConfig, models: Sequence[str], slots: Mapping[str, int], prepared: Prepared, folder: Path, identity: str
 ) -> StudyTracker:
@@ -168,7 +199,8 @@ def finish(
         data_key=f"{prepared.fingerprint} {config.split}",
         metric=config.metric,
         metrics=scores,
-        tags={"seed": str(final.seeds[final.registered]), **_of_version(config, prepared)},
+        tags={"seed": str(final.seeds[final.registered]), "data_hash": prepared.fingerprint}
+        | {"trained_on": trained_on(config)},
     )
     result = StudyResult(
         dataset=config.ref.key,
@@ -214,8 +246,3 @@ def _final_tags(config: StudyConfig, best: int, final: Evaluation, registered: s
         "test_scores": json.dumps(list(final.test_scores)),
         "val_scores": json.dumps(list(final.val_scores)),
     }
-
-
-def _of_version(config: StudyConfig, prepared: Prepared) -> dict[str, str]:
-    """Which rows a registered version was trained on."""
-    return {"data_hash": prepared.fingerprint, "trained_on": trained_on(config)}

@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from contextlib import suppress
 from dataclasses import asdict, replace
 
 import ray
 import yaml
 from optuna.trial import Trial, TrialState
 
-from bishop_ray.errors import StorageFull, TrainingFailed
+from bishop_ray.errors import TrainingFailed
 from bishop_ray.tracking import StudyTracker
-from bishop_ray.training.disk import full_is_told
 from bishop_ray.training.trial import STOP_REASON, TrialSettings
-from bishop_ray.tuning.chronicle import open_tracker, settle_runs, start_over, test_metrics
+from bishop_ray.tuning.chronicle import open_tracker, recorded, settle_runs, start_over, test_metrics
 from bishop_ray.tuning.cluster import cluster_nodes
 from bishop_ray.tuning.evaluate import Evaluation, evaluation_seeds, final_evaluation
 from bishop_ray.tuning.placement import Placement
@@ -65,41 +63,31 @@ def run_fixed(config: FixedConfig, loaded: Loaded | None = None) -> FixedResult:
 
 
 def _run(config: FixedConfig, space: SearchSpace, prepared: Prepared, opened: OpenStudy) -> FixedResult:
-    started, status = time.time(), "FAILED"
+    started = time.time()
     tracker = open_tracker(config, space, prepared, opened, {"search_space": "none: fixed settings"})
     settings = TrialSettings(
         config.model, config.metric, config.max_epochs, config.seed, config.resources, config.trainer,
         str(opened.folder), ray.put(prepared.data), config.precision,
     )  # fmt: skip
-    try:
-        with full_is_told(str(opened.folder)):
-            numbers = _begin(config, settings, opened, tracker)
-            placement = Placement(settings, prepared.data, cluster_nodes())
-            try:
-                final = final_evaluation(
-                    config, settings, prepared, 0, config.params, 0.0, opened.count_test_opening, placement
-                )
-            except TrainingFailed as error:
-                reason = str(error).partition("trained again: ")[2] or str(error)
-                for number in numbers.values():
-                    _end(opened, tracker, number, SeedScore(0, None, None, 0, 0.0, reason))
-                raise TrainingFailed(f"no seed could be trained: {reason}") from error
-            scores = _scores(config, final)
-            for score in scores:
-                if score.seed in numbers:
-                    _end(opened, tracker, numbers[score.seed], score)
-            result = _finish(config, prepared, opened, tracker, final, scores, time.time() - started)
-            status = "FINISHED"
-            return result
-    except (KeyboardInterrupt, StorageFull):
-        status = "KILLED"
-        raise
-    finally:
-        shutil.rmtree(opened.folder / "train", ignore_errors=True)  # Ray Train's own state is never read back
-        if status != "FINISHED":
-            with suppress(StorageFull):
-                opened.add_seconds(time.time() - started)
-        tracker.close(status)
+    with recorded(opened, tracker, started):
+        numbers = _begin(config, settings, opened, tracker)
+        placement = Placement(settings, prepared.data, cluster_nodes())
+        try:
+            final = final_evaluation(
+                config, settings, prepared, 0, config.params, 0.0, opened.count_test_opening, placement
+            )
+        except TrainingFailed as error:
+            reason = str(error).partition("trained again: ")[2] or str(error)
+            for number in numbers.values():
+                _end(opened, tracker, number, SeedScore(0, None, None, 0, 0.0, reason))
+            raise TrainingFailed(f"no seed could be trained: {reason}") from error
+        finally:
+            shutil.rmtree(opened.folder / "train", ignore_errors=True)  # Ray Train's own state is never read back
+        scores = _scores(config, final)
+        for score in scores:
+            if score.seed in numbers:
+                _end(opened, tracker, numbers[score.seed], score)
+        return _finish(config, prepared, opened, tracker, final, scores, time.time() - started)
 
 
 def _begin(config: FixedConfig, settings: TrialSettings, opened: OpenStudy, tracker: StudyTracker) -> dict[int, int]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import ray
 
 from bishop_ray.config import StudyConfig, StudyResult
-from bishop_ray.errors import StorageFull, TrainingFailed, UserError
-from bishop_ray.training.disk import full_is_told
-from bishop_ray.tuning.chronicle import finish, finished_result, open_tracker, start_over
+from bishop_ray.errors import TrainingFailed, UserError
+from bishop_ray.tuning.chronicle import finish, finished_result, open_tracker, recorded, start_over
 from bishop_ray.tuning.evaluate import evaluation_seconds, final_evaluation
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
 from bishop_ray.tuning.progress import Progress
@@ -78,43 +76,31 @@ def _run(
 ) -> StudyResult:
     started = time.time()
     tracker = open_tracker(config, space, prepared, opened)
-    status = "FAILED"
-    try:
-        with full_is_told(str(opened.folder)):
-            family = make_family(config, space, prepared, opened, tracker, ray.put(prepared.data), listener)
-            settings, progress = family.settings, family.progress
-            run_search(
-                [family],
-                {"": Race([config.model])},
-                {"": config.max_concurrent},
-                config.trials,
-                opened.folder,
-                lambda race, waiting, slots: config.trial_limit,
-                (lambda: _is_over(family, deadline)) if deadline else None,
+    with recorded(opened, tracker, started):
+        family = make_family(config, space, prepared, opened, tracker, ray.put(prepared.data), listener)
+        settings, progress = family.settings, family.progress
+        run_search(
+            [family],
+            {"": Race([config.model])},
+            {"": config.max_concurrent},
+            config.trials,
+            opened.folder,
+            lambda race, waiting, slots: config.trial_limit,
+            (lambda: _is_over(family, deadline)) if deadline else None,
+        )
+        best = best_of(opened.study)
+        if best is None:
+            raise StudyFailed(_why_none(opened))
+        progress.last = f"final evaluation of trial {best[0]} with {config.eval_seeds} seed(s)"
+        listener(progress)
+        params = params_of(opened.study, best[0])
+        try:
+            final = final_evaluation(
+                config, settings, prepared, best[0], params, deadline, opened.count_test_opening, family.placement
             )
-            best = best_of(opened.study)
-            if best is None:
-                raise StudyFailed(_why_none(opened))
-            progress.last = f"final evaluation of trial {best[0]} with {config.eval_seeds} seed(s)"
-            listener(progress)
-            params = params_of(opened.study, best[0])
-            try:
-                final = final_evaluation(
-                    config, settings, prepared, best[0], params, deadline, opened.count_test_opening, family.placement
-                )
-            except TrainingFailed as error:
-                raise StudyFailed(str(error)) from error
-            result = finish(config, prepared, opened, tracker, best, final, opened.add_seconds(time.time() - started))
-            status = "FINISHED"
-            return result
-    except (KeyboardInterrupt, StorageFull):
-        status = "KILLED"
-        raise
-    finally:
-        if status != "FINISHED":
-            with suppress(StorageFull):
-                opened.add_seconds(time.time() - started)
-        tracker.close(status)
+        except TrainingFailed as error:
+            raise StudyFailed(str(error)) from error
+        return finish(config, prepared, opened, tracker, best, final, opened.add_seconds(time.time() - started))
 
 
 def _is_over(family: Family, deadline: float) -> bool:
