@@ -13,8 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
-    "tracking", "tuning", "sklearn", "ablations", "reporting", "listing", "comparison", "screen", "flags", "cli",
-    "choices", "commands", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli", "reproduce_cli", "jobs",
+    "tracking", "tuning", "ablations", "reporting", "listing", "comparison", "screen", "flags", "cli",
+    "choices", "commands", "sklearn", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli",
+    "reproduce_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import Tags, check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils import check_random_state
 from tqdm.auto import tqdm
 
 from bishop_ray.config import TrainConfig
@@ -23,8 +20,9 @@ from bishop_ray.models import create_model
 from bishop_ray.models.base import Network
 from bishop_ray.models.bishop import BiSHop
 from bishop_ray.predictor import Predictor
+from bishop_ray.sklearn.base import Classifier, Regressor, Tabular
 from bishop_ray.sklearn.interrupts import stopped_by_ctrl_c
-from bishop_ray.sklearn.tables import as_value_error, make_parts, read_features
+from bishop_ray.sklearn.tables import as_value_error, make_parts
 from bishop_ray.training.loop import fit_network
 from bishop_ray.training.progress import EpochResult
 
@@ -33,8 +31,8 @@ _NETWORK = set(inspect.signature(BiSHop).parameters)
 _TRAIN = {field.name for field in fields(TrainConfig)}
 
 
-class _BiSHop(BaseEstimator):  # type: ignore[misc]
-    """What both have in common.
+class BiSHopEstimator(Tabular):
+    """What classifier and regressor have in common.
 
     A parameter that is None has the default of the network (`models.bishop.BiSHop`) or of the training
     (`config.TrainConfig`), which also say what each one means.
@@ -45,12 +43,10 @@ class _BiSHop(BaseEstimator):  # type: ignore[misc]
         verbose: 1 shows a bar of epochs on standard error.
 
     Attributes:
-        predictor_: The fitted `Predictor`, which also saves and loads.
         n_iter_: Epochs trained.
         history_: Validation score of each epoch, larger is better.
     """
 
-    _task: str
     _default_metric: str
 
     def __init__(
@@ -106,13 +102,6 @@ class _BiSHop(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.verbose = verbose
 
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.categorical = True
-        tags.input_tags.string = True
-        return tags
-
     def _fit(self, frame: pd.DataFrame, y: NDArray[Any]) -> None:
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction: expected a share between 0 and 1; found {self.validation_fraction}")
@@ -161,83 +150,14 @@ class _BiSHop(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = len(history)
         self.history_ = history
 
-    def _output(self, x: Any) -> NDArray[np.float64]:
-        """(R, K) class probabilities, or (R, 1) the standardised target."""
-        check_is_fitted(self)
-        frame = read_features(self, x, reset=False)
-        with as_value_error():
-            return np.asarray(self.predictor_.output(frame), np.float64)
 
+class BiSHopClassifier(Classifier, BiSHopEstimator):
+    """BiSHop (Xu et al., ICML 2024) as a classifier; parameters as `BiSHopEstimator`."""
 
-class BiSHopClassifier(ClassifierMixin, _BiSHop):  # type: ignore[misc]
-    """BiSHop (Xu et al., ICML 2024) as a classifier. Parameters and further attributes: `_BiSHop`.
-
-    Attributes:
-        classes_: (K,) the labels, sorted.
-    """
-
-    _task = "classification"
     _default_metric = "accuracy"
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Trains on rows `X` (R, features), a frame or an array, with labels `y` (R,) of any type.
 
-        Raises:
-            ValueError: Bad input, in one line.
-        """
-        frame = read_features(self, X, reset=True)
-        labels = _target(y, len(frame))
-        check_classification_targets(labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"Classifier can't train when only one class is present: {self.classes_[0]!r}")
-        self._fit(frame, codes)
-        return self
+class BiSHopRegressor(Regressor, BiSHopEstimator):
+    """BiSHop (Xu et al., ICML 2024) as a regressor; parameters as `BiSHopEstimator`."""
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Class probabilities (R, K) in the order of `classes_`."""
-        output = self._output(X)
-        return np.asarray(output / output.sum(axis=1, keepdims=True))
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest labels (R,)."""
-        output = self._output(X)
-        return np.asarray(self.classes_[output.argmax(axis=1)])
-
-
-class BiSHopRegressor(RegressorMixin, _BiSHop):  # type: ignore[misc]
-    """BiSHop (Xu et al., ICML 2024) as a regressor. Parameters and attributes: `_BiSHop`."""
-
-    _task = "regression"
     _default_metric = "r2"
-
-    def fit(self, X: Any, y: Any) -> Self:
-        """Trains on rows `X` (R, features), a frame or an array, with numbers `y` (R,).
-
-        Raises:
-            ValueError: Bad input, in one line.
-        """
-        frame = read_features(self, X, reset=True)
-        values = np.asarray(_target(y, len(frame)), np.float64)
-        if not np.isfinite(values).all():
-            raise ValueError("Input y contains NaN or infinity.")
-        self._fit(frame, values)
-        return self
-
-    def predict(self, X: Any) -> NDArray[np.float64]:
-        """The target (R,) in its own units."""
-        output = self._output(X)
-        return self.predictor_.target.inverse(output)
-
-
-def _target(y: Any, rows: int) -> NDArray[Any]:
-    if y is None:
-        raise ValueError("requires y to be passed, but the target y is None")
-    values = np.asarray(column_or_1d(y, warn=True))
-    if len(values) != rows:
-        raise ValueError(f"Found input variables with inconsistent numbers of samples: [{rows}, {len(values)}]")
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise ValueError("Input y contains NaN or infinity.")
-    if values.dtype == np.dtype(object) and pd.isna(values).any():
-        raise ValueError("Input y contains NaN.")
-    return values

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_array, validate_data
+from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from bishop_ray.data.raw import make_raw
 from bishop_ray.data.table import RawDataset
@@ -52,6 +52,32 @@ def read_features(estimator: Any, x: Any, reset: bool) -> pd.DataFrame:
     return pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])]).infer_objects()
 
 
+def read_target(y: Any, rows: int) -> NDArray[Any]:
+    """`y` as an array (R,) without missing values.
+
+    Raises:
+        ValueError: None, another number of rows, missing or infinite values.
+    """
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    values = np.asarray(column_or_1d(y, warn=True))
+    if len(values) != rows:
+        raise ValueError(f"Found input variables with inconsistent numbers of samples: [{rows}, {len(values)}]")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError("Input y contains NaN or infinity.")
+    if values.dtype == np.dtype(object) and pd.isna(values).any():
+        raise ValueError("Input y contains NaN.")
+    return values
+
+
+def with_target(frame: pd.DataFrame, y: NDArray[Any]) -> tuple[pd.DataFrame, str]:
+    """The frame with `y` as a further column, and that column's name, which no other one has."""
+    target = "target"
+    while target in frame.columns:
+        target += "_"
+    return frame.reset_index(drop=True).assign(**{target: y}), target
+
+
 def make_parts(
     frame: pd.DataFrame, y: NDArray[Any], task: str, fraction: float, rng: np.random.RandomState
 ) -> tuple[RawDataset, RawDataset]:
@@ -70,10 +96,8 @@ def make_parts(
     Raises:
         UserError: The table cannot be trained on.
     """
-    target = "target"
-    while target in frame.columns:
-        target += "_"
-    raw = make_raw("table", frame.assign(**{target: y}), target, task)
+    both, target = with_target(frame, y)
+    raw = make_raw("table", both, target, task)
     strata = y if task == "classification" else np.zeros(len(y), np.int64)
     held = np.zeros(len(y), bool)
     for value in np.unique(strata):

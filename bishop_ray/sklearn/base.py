@@ -1,0 +1,104 @@
+"""What all estimators share: the conventions of scikit-learn around `Predictor.output`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from bishop_ray.predictor import Predictor
+from bishop_ray.sklearn.tables import as_value_error, read_features, read_target
+
+
+class Tabular(BaseEstimator):  # type: ignore[misc]
+    """An estimator whose `_fit` leaves a `Predictor`.
+
+    Attributes:
+        predictor_: The fitted predictor, which also saves and loads.
+    """
+
+    _task: str
+    predictor_: Predictor
+
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any]) -> None:
+        """Sets `predictor_` from rows (R, features) and class indices or numbers (R,)."""
+        raise NotImplementedError
+
+    def _output(self, x: Any) -> NDArray[np.float64]:
+        """(R, K) class probabilities, or (R, 1) the standardised target."""
+        check_is_fitted(self)
+        frame = read_features(self, x, reset=False)
+        with as_value_error():
+            return np.asarray(self.predictor_.output(frame), np.float64)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "predictor_")
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        return tags
+
+
+class Classifier(ClassifierMixin, Tabular):  # type: ignore[misc]
+    """The part of a classifier.
+
+    Attributes:
+        classes_: (K,) the labels, sorted.
+    """
+
+    _task = "classification"
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Trains on rows `X` (R, features), a frame or an array, with labels `y` (R,) of any type.
+
+        Raises:
+            ValueError: Bad input, in one line.
+        """
+        frame = read_features(self, X, reset=True)
+        labels = read_target(y, len(frame))
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"Classifier can't train when only one class is present: {self.classes_[0]!r}")
+        self._fit(frame, codes)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Class probabilities (R, K) in the order of `classes_`."""
+        output = self._output(X)
+        return np.asarray(output / output.sum(axis=1, keepdims=True))
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest labels (R,)."""
+        output = self._output(X)
+        return np.asarray(self.classes_[output.argmax(axis=1)])
+
+
+class Regressor(RegressorMixin, Tabular):  # type: ignore[misc]
+    """The part of a regressor."""
+
+    _task = "regression"
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Trains on rows `X` (R, features), a frame or an array, with numbers `y` (R,).
+
+        Raises:
+            ValueError: Bad input, in one line.
+        """
+        frame = read_features(self, X, reset=True)
+        self._fit(frame, np.asarray(read_target(y, len(frame)), np.float64))
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """The target (R,) in its own units."""
+        output = self._output(X)
+        return self.predictor_.target.inverse(output)

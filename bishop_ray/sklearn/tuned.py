@@ -1,0 +1,156 @@
+"""A whole search behind `fit`: Ray Tune, Optuna and MLflow as in ``jobs/tune.py``, the winner behind `predict`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+from tqdm.auto import tqdm
+
+from bishop_ray import cli
+from bishop_ray.choices import check_metric_fits, check_search, chosen_models, studies
+from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.data.suites import DatasetRef, file_ref
+from bishop_ray.sklearn.base import Classifier, Regressor, Tabular
+from bishop_ray.sklearn.tables import as_value_error, with_target
+from bishop_ray.tracking import load_best
+from bishop_ray.tuning.cluster import connect, shared_slots
+from bishop_ray.tuning.progress import Progress
+from bishop_ray.tuning.suite import run_studies
+
+
+class TunedEstimator(Tabular):
+    """What classifier and regressor have in common.
+
+    A parameter that is None has the default of ``jobs/tune.py``'s flag of that name, which also says what it means.
+    The search keeps a tenth of the rows as test split, opened once at its end, and a fifth for validation.
+
+    Args:
+        models: A name of the registry of models, several, or "all".
+        trials: Trials of the search, of all models together.
+        time_budget: Of the whole fit, such as "10m" or "1h".
+        max_epochs: Of a trial of a network.
+        metric: What is selected by.
+        max_concurrent: Trials at a time.
+        ray_address: Cluster to join; by default Ray is started in this process, and stays.
+        storage: Folder of studies, checkpoints and MLflow's store. The same fit again goes on where it was, or is
+            finished at once. None: a private folder that is removed after the fit.
+        tracking_uri: MLflow address; by default a database in `storage`.
+        random_state: Draws the seed of split, sampler and trials: an int, a RandomState or None.
+        verbose: 1 shows a bar of trials on standard error.
+
+    Attributes:
+        results_: A `StudyResult` per model, the best one first.
+        best_params_: Hyperparameters of the winner.
+        best_score_: Its validation score, larger is better.
+        test_score_: Its score on the test split: mean over the evaluation's seeds.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: str | Sequence[str] = "bishop",
+        trials: int | None = None,
+        time_budget: str | None = None,
+        max_epochs: int | None = None,
+        metric: str | None = None,
+        max_concurrent: int | None = None,
+        ray_address: str | None = None,
+        storage: str | None = None,
+        tracking_uri: str | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.models = models
+        self.trials = trials
+        self.time_budget = time_budget
+        self.max_epochs = max_epochs
+        self.metric = metric
+        self.max_concurrent = max_concurrent
+        self.ray_address = ray_address
+        self.storage = storage
+        self.tracking_uri = tracking_uri
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any]) -> None:
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with as_value_error(), self._folder() as storage:
+            ref = _write_table(storage / "tables", frame, y, self._task)
+            results = self._search(ref, storage, seed)
+            best = results[0]
+            self.predictor_ = load_best(best.registered, str(best.version), self._uri(storage))
+        self.results_ = results
+        self.best_params_ = dict(best.params)
+        self.best_score_, self.test_score_ = best.val_score, best.test_mean
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        if self.storage is not None:
+            yield Path(self.storage).expanduser().resolve()
+            return
+        with tempfile.TemporaryDirectory(prefix="bishop-tuned-") as folder:
+            yield Path(folder)
+
+    def _uri(self, storage: Path) -> str:
+        return self.tracking_uri or f"sqlite:///{storage / 'mlflow.db'}"
+
+    def _search(self, ref: DatasetRef, storage: Path, seed: int) -> list[StudyResult]:
+        args = self._flags(ref, seed)
+        models = chosen_models(args.models)
+        check_search(args, models)
+        check_metric_fits(args.metric, [ref])
+        cluster = connect(self.ray_address or "")
+        configs = studies(args, [ref], models, storage, self._uri(storage), cluster)
+        slots = shared_slots(cluster, [config.resources for config in configs], args.max_concurrent)
+        bar = tqdm(total=configs[0].trials, unit="trial", disable=not self.verbose)
+        with bar:
+
+            def listen(config: StudyConfig, progress: Progress) -> None:
+                bar.set_postfix_str(progress.last, refresh=False)
+                bar.update(progress.finished - bar.n)
+
+            results, failures, _ = run_studies([configs], slots, listen)
+        if not results:
+            raise RuntimeError("; ".join(failure.reason for failure in failures) or "no model can do such data")
+        return sorted(results, key=lambda result: result.val_score, reverse=True)
+
+    def _flags(self, ref: DatasetRef, seed: int) -> Any:
+        """The parsed flags of the same search by ``jobs/tune.py``."""
+        models = [self.models] if isinstance(self.models, str) else list(self.models)
+        line = ["--table", ref.locator, "--target", ref.target, "--seed", str(seed), "--models", *models]
+        for flag in ("trials", "time_budget", "max_epochs", "metric", "max_concurrent"):
+            if (value := getattr(self, flag)) is not None:
+                line += ["--" + flag.replace("_", "-"), str(value)]
+        return cli.tune_parser().parse_args(line)
+
+
+def _write_table(folder: Path, frame: pd.DataFrame, y: NDArray[Any], task: str) -> DatasetRef:
+    """The rows as a file named after them, so that the same fit finds its study again."""
+    both, target = with_target(frame, y)
+    hashes = pd.util.hash_pandas_object(both.astype("string"), index=False).to_numpy()
+    digest = hashlib.sha256(repr((list(both.columns), list(map(str, both.dtypes)))).encode() + hashes.tobytes())
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"table-{digest.hexdigest()[:12]}.parquet"
+    if not path.is_file():
+        part = path.with_suffix(f".{os.getpid()}.part")
+        both.to_parquet(part)
+        part.replace(path)
+    return file_ref(path, target, task)
+
+
+class TunedClassifier(Classifier, TunedEstimator):
+    """The best classifier that a search finds; parameters as `TunedEstimator`."""
+
+
+class TunedRegressor(Regressor, TunedEstimator):
+    """The best regressor that a search finds; parameters as `TunedEstimator`."""
