@@ -48,7 +48,9 @@ def test_levels_seen_once_share_a_bucket_with_unseen_ones() -> None:
 @pytest.mark.parametrize("missing", [False, True])
 def test_an_id_says_nothing(missing: bool) -> None:
     ids = pd.Series([f"id {i}" for i in range(300)])
-    raw = make_raw("t", pd.DataFrame({"id": ids.mask(ids.index < 9 * missing), "x": range(300), "y": ["a", "b"] * 150}), "y")
+    raw = make_raw(
+        "t", pd.DataFrame({"id": ids.mask(ids.index < 9 * missing), "x": range(300), "y": ["a", "b"] * 150}), "y"
+    )
     column = dict(Preprocessor.fit(raw).schema)
     assert ("id" in column) is missing  # that it is missing may say something
     assert Preprocessor.fit(raw).spec.cat_cardinalities == ((2,) if missing else ())
@@ -56,7 +58,9 @@ def test_an_id_says_nothing(missing: bool) -> None:
 
 def test_codes_are_bounded_and_known_levels_apart() -> None:
     rng = np.random.default_rng(0)
-    values = np.array([f"word {i}" for i in range(20_000)])[np.minimum(rng.exponential(3000, 60_000).astype(int), 19_999)]
+    values = np.array([f"word {i}" for i in range(20_000)])[
+        np.minimum(rng.exponential(3000, 60_000).astype(int), 19_999)
+    ]
     column = fitted(values)
     assert (len(column.levels), column.buckets) == (MAX_LEVELS, MAX_BUCKETS)
     counts = pd.Series(values).value_counts()
@@ -81,7 +85,7 @@ def test_buckets_are_the_same_in_every_process_and_dtype() -> None:
     column = CategoricalColumn("c", ("a",), 256)
     texts = ["a", "x", "Москва", "🎈", "", "1", "\ud800", "x" * 10_000]
     expected = codes(column, texts)
-    assert expected == [1, 119, 28, 82, 192, 221, 174, 164]
+    assert expected == [1, 81, 208, 161, 182, 120, 106, 77]
     code = (
         "import sys, json\nfrom bishop_ray.data.levels import CategoricalColumn\nimport pandas as pd\n"
         "print(CategoricalColumn('c', ('a',), 256).codes(pd.Series(json.loads(sys.argv[1]), dtype=object)).tolist())"
@@ -105,7 +109,7 @@ def test_a_predictor_of_format_2_predicts_as_it_did() -> None:
     assert predictor.schema == (("size", "number"), ("day", "moment"), ("kind", "category"))
     np.testing.assert_allclose(predictor.predict_proba(rows), expected["probabilities"], rtol=1e-6)
     assert predictor.predict(rows).tolist() == expected["labels"]
-    assert len(set(expected["labels"])) == 2
+    assert np.ptp(np.array(expected["probabilities"])[:, 0]) > 0.01
     moments = rows.assign(day=pd.to_datetime(rows["day"]))
     np.testing.assert_allclose(predictor.predict_proba(moments), expected["probabilities"], rtol=1e-6)
 
@@ -124,7 +128,8 @@ def test_no_table_of_the_benchmarks_has_dates_or_many_levels(shared: Path) -> No
     described = json.loads((shared / "data" / "manifest.json").read_text())["datasets"]
     assert len(described) > 50
     for entry in described:
-        frame = pd.read_parquet(shared / "data" / entry["file"]).head(20_000)
+        frame = pd.read_parquet(shared / "data" / entry["file"])
+        frame = frame.sample(min(len(frame), 20_000), random_state=0)
         raw = make_raw(entry["name"], frame, entry["target"], categorical=entry["categorical_columns"])
         fitted = Preprocessor.fit(raw)
         assert not any(column.moment for column in fitted.numbers), entry["name"]
