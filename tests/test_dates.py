@@ -6,6 +6,7 @@ import datetime
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from bishop_ray.data import Preprocessor, RawDataset
@@ -33,6 +34,7 @@ IN_EVERY_DTYPE = {
     "text in object": lambda: pd.Series(DAYS, dtype=object),
     "text in string": lambda: pd.Series(DAYS, dtype="string"),
     "text in str": lambda: pd.Series(DAYS, dtype="str"),
+    "text of Arrow": lambda: pd.Series(DAYS).astype(pd.ArrowDtype(pa.string())),
     "text in string[pyarrow]": lambda: pd.Series(DAYS, dtype="string[pyarrow]"),
     "category of text": lambda: pd.Series(DAYS, dtype="category"),
     "category of datetimes": lambda: stamps().astype("category"),
@@ -137,6 +139,14 @@ def test_what_is_no_date_stays_what_it_was(values: list[object], dtype: object) 
     assert as_dates(column) is None
     if "nan" not in values:
         assert {kind for _, kind in Preprocessor.fit(table(column)).schema} <= {"number", "category"}
+
+
+def test_a_column_of_dates_may_have_any_name() -> None:
+    frame = pd.DataFrame(
+        {"self": ["2024-01-01", "2024-02-02"] * 2, "": ["1.1.2024", "2.3.2024"] * 2, "y": list("abab")}
+    )
+    assert Preprocessor.fit(make_raw("t", frame, "y")).schema == (("self", "moment"), ("", "moment"))
+    assert frame["self"].tolist() == ["2024-01-01", "2024-02-02"] * 2
 
 
 def test_a_column_said_to_be_a_category_stays_one() -> None:

@@ -60,6 +60,14 @@ def is_moment(series: pd.Series) -> bool:
     return bool(pd.api.types.is_datetime64_any_dtype(dtype) or isinstance(dtype, pd.PeriodDtype))
 
 
+def is_text(series: pd.Series) -> bool:
+    """Whether the dtype is one of texts, or of Python objects."""
+    dtype = series.dtype
+    if isinstance(dtype, pd.ArrowDtype):
+        return dtype.kind in "OU"
+    return isinstance(dtype, pd.StringDtype) or bool(dtype == np.dtype(object))
+
+
 def is_blank(value: Any) -> bool:
     """Whether a value, or a text, says that there is no date."""
     if value is None or value is pd.NA or value is pd.NaT:
@@ -139,7 +147,7 @@ def as_dates(series: pd.Series) -> tuple[pd.Series, list[Any]] | None:
     """
     if isinstance(series.dtype, pd.CategoricalDtype):
         series = series.astype(object)
-    if not (series.dtype == np.dtype(object) or isinstance(series.dtype, pd.StringDtype)):
+    if not is_text(series):
         return None
     read: dict[Any, float | None] = {}
     found, bad, known = np.full(len(series), np.nan), [], 0
@@ -168,7 +176,7 @@ def as_dates(series: pd.Series) -> tuple[pd.Series, list[Any]] | None:
 
 def reads_two_ways(series: pd.Series) -> str:
     """A value of a text column that is all day/month/year or month/day/year, nobody knows which; or ""."""
-    if not (series.dtype == np.dtype(object) or isinstance(series.dtype, pd.StringDtype)):
+    if not is_text(series):
         return ""
     first = ""
     for value in series:

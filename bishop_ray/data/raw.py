@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bishop_ray.data.columns import category_codes, is_number, to_numbers
-from bishop_ray.data.moments import as_dates, is_moment, reads_two_ways
+from bishop_ray.data.moments import as_dates, is_moment, is_text, reads_two_ways
 from bishop_ray.data.suites import TASK_TYPES
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.errors import BadTable, UnknownName
@@ -91,11 +91,12 @@ def infer_task(target: pd.Series, task_type: str = "", where: str = "") -> TaskT
         return TaskType.REGRESSION
     if not task_type and is_number(target) and not _looks_like_classes(target):
         return TaskType.REGRESSION
-    classes = len(category_codes(target)[1])
-    if not task_type and classes > MAX_INFERRED_CLASSES and _is_text(target) and as_dates(target) is not None:
+    texts = category_codes(target)[1]
+    classes = len(texts)
+    if not task_type and classes > MAX_INFERRED_CLASSES and is_text(target) and as_dates(target) is not None:
         raise BadTable(f"{column} holds dates; expected classes or numbers")
     if classes < 2:
-        raise BadTable(f"{column} needs at least two classes; found one: {target.iloc[0]!r}")
+        raise BadTable(f"{column} needs at least two classes; found one: {texts[0]!r}")
     if task_type == "binary" and classes != 2:
         raise BadTable(f"{column} needs two classes for the task type binary; found {classes}")
     if task_type == "multiclass" and classes < 3:
@@ -130,7 +131,7 @@ def _check_columns(frame: pd.DataFrame, target: str, where: str) -> None:
 def _with_target(frame: pd.DataFrame, target: pd.Series, where: str) -> tuple[pd.DataFrame, pd.Series]:
     """The rows whose target is known; blank text counts as missing."""
     missing = target.isna()
-    if _is_text(target):
+    if is_text(target):
         missing |= target.map(lambda value: isinstance(value, str) and not value.strip()).astype(bool)
     if missing.all():
         raise BadTable(f"{where}: target column {target.name!r} is all missing")
@@ -161,13 +162,16 @@ def _with_dates(frame: pd.DataFrame, known: set[str], where: str) -> pd.DataFram
             "%s: left as text, because day and month cannot be told apart: %s; write dates as 2024-01-31",
             where, ", ".join(unclear[:10]) + (", ..." if len(unclear) > 10 else ""),
         )  # fmt: skip
-    return frame.assign(**read) if read else frame
+    frame = frame.copy(deep=False)
+    for name, column in read.items():  # not assign(**read): a column may be called "self"
+        frame[name] = column
+    return frame
 
 
 def _is_categorical(series: pd.Series) -> bool:
     if is_number(series) or is_moment(series):
         return False
-    if not _is_text(series):
+    if not is_text(series):
         return True
     known = series.dropna()
     if not len(known) or any(isinstance(value, bool | np.bool_) for value in known):
@@ -177,8 +181,3 @@ def _is_categorical(series: pd.Series) -> bool:
     except BadTable:
         return True
     return False
-
-
-def _is_text(series: pd.Series) -> bool:
-    """Whether the dtype is one of texts, or of Python objects."""
-    return isinstance(series.dtype, pd.StringDtype) or bool(series.dtype == np.dtype(object))
