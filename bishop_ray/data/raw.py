@@ -96,7 +96,7 @@ def infer_task(target: pd.Series, task_type: str = "", where: str = "") -> TaskT
     if not task_type and classes > MAX_INFERRED_CLASSES and is_text(target) and as_dates(target) is not None:
         raise BadTable(f"{column} holds dates; expected classes or numbers")
     if classes < 2:
-        raise BadTable(f"{column} needs at least two classes; found one: {texts[0]!r}")
+        raise BadTable(f"{column} needs at least two classes; found one: {next(iter(texts), None)!r}")
     if task_type == "binary" and classes != 2:
         raise BadTable(f"{column} needs two classes for the task type binary; found {classes}")
     if task_type == "multiclass" and classes < 3:
