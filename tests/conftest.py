@@ -91,7 +91,7 @@ def openml_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The fault table, where faults were tried."""
+    """The fault table, where faults were tried; the endings of odd tables, where they were."""
     tools = sys.modules.get("fault_tools")
     if tools is not None and tools.TABLE:
         terminalreporter.section("fault table")
@@ -100,3 +100,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line("|---" * len(columns) + "|")
         for row in tools.TABLE:
             terminalreporter.line(f"| {' | '.join(str(row[c]) for c in columns)} |")
+    odd = sys.modules.get("odd_tables")
+    if odd is not None and odd.TABLE:
+        terminalreporter.section("odd tables")
+        for line in odd.summary():
+            terminalreporter.line(line)

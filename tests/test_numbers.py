@@ -11,7 +11,7 @@ from fakes import make_table
 from scipy.stats import norm
 from sklearn.preprocessing import QuantileTransformer
 
-from bishop_ray.data.numbers import MAX_QUANTILES, NUMERIC_KINDS, coded_numbers, fit_number
+from bishop_ray.data.numbers import MAX_QUANTILES, NUMERIC_KINDS, coded_numbers, fit_numbers
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, TaskType
 
@@ -49,7 +49,7 @@ def scikit_learn(train: np.ndarray, asked: np.ndarray) -> np.ndarray:
 
 
 def ours(train: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    column = fit_number(pd.Series(train, name="x"), "quantile")
+    (column,) = fit_numbers(pd.Series(train, name="x"), "quantile")
     assert column is not None
     return coded_numbers(asked, column, "quantile")
 

@@ -14,22 +14,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bishop_ray.data.moments import column_seconds, is_blank, seconds_of
 from bishop_ray.errors import BadTable
 
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")
-_EPOCH = pd.Timestamp(0)
-
-
-def is_moment(series: pd.Series) -> bool:
-    """Whether the column holds points in time (datetime64, with or without time zone)."""
-    return bool(pd.api.types.is_datetime64_any_dtype(series.dtype))
 
 
 def is_number(series: pd.Series) -> bool:
     """Whether the dtype is a number or a duration; booleans are not."""
     dtype = series.dtype
     numeric = pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
-    return bool(numeric or pd.api.types.is_timedelta64_dtype(dtype))
+    return bool(numeric or getattr(dtype, "kind", "") == "m")
 
 
 def canonical_text(value: Any) -> str | None:
@@ -97,7 +92,7 @@ def to_numbers(series: pd.Series, moment: bool = False) -> NDArray[np.float64]:
 
     Args:
         series: Any dtype; text is read as numbers, blank text is missing.
-        moment: The column holds points in time: seconds since 1970-01-01 (UTC); text is read as ISO 8601.
+        moment: The column holds points in time: seconds since 1970-01-01 (UTC); text is read as `moments` has it.
 
     Raises:
         BadTable: A value that is no number (no point in time); the message names column and value.
@@ -107,9 +102,8 @@ def to_numbers(series: pd.Series, moment: bool = False) -> NDArray[np.float64]:
         return np.full(len(series), np.nan)
     if isinstance(dtype, pd.CategoricalDtype):
         return to_numbers(series.astype(object), moment)
-    if is_moment(series) and moment:
-        naive = series if getattr(dtype, "tz", None) is None else series.dt.tz_convert("UTC").dt.tz_localize(None)
-        return np.asarray(((naive - _EPOCH) / pd.Timedelta(seconds=1)).to_numpy(np.float64, na_value=np.nan))
+    if moment and (seconds := column_seconds(series)) is not None:
+        return seconds
     if not moment and pd.api.types.is_timedelta64_dtype(dtype):
         return np.asarray(series.dt.total_seconds().to_numpy(np.float64, na_value=np.nan))
     if not moment and pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype):
@@ -130,7 +124,7 @@ def _read_number(value: Any, column: object) -> float:
     if _is_missing(value):
         return np.nan
     if isinstance(value, datetime.timedelta):
-        return pd.Timedelta(value).total_seconds()
+        return value.total_seconds()
     try:
         # float() would read "1_000" as a thousand
         if isinstance(value, complex | np.complexfloating) or (isinstance(value, str) and "_" in value):
@@ -141,16 +135,17 @@ def _read_number(value: Any, column: object) -> float:
 
 
 def _read_moment(value: Any, column: object) -> float:
-    if _is_missing(value):
+    if is_blank(value):
         return np.nan
     try:
-        if not isinstance(value, str | datetime.date | np.datetime64):
-            raise ValueError
-        stamp = pd.Timestamp(value)
+        return seconds_of(value)
     except (ValueError, OverflowError):
+        pass
+    try:
+        # ISO 8601 has more forms than a column is taken for dates by: 20240131, 2024-W05-3
+        return seconds_of(datetime.datetime.fromisoformat(value))
+    except (TypeError, ValueError, OverflowError):
         raise BadTable(f"column {column!r}: expected a date or time; found {_short(value)}") from None
-    naive = stamp if stamp.tzinfo is None else stamp.tz_convert("UTC").tz_localize(None)
-    return float((naive - _EPOCH) / pd.Timedelta(seconds=1))
 
 
 def _short(value: Any) -> str:

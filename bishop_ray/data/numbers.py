@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bishop_ray.data.columns import is_moment, to_numbers
+from bishop_ray.data.columns import to_numbers
+from bishop_ray.data.moments import PARTS, calendar, is_moment
 
 NUMERIC_KINDS = ("normal", "quantile", "raw", "native")
 """What a model may declare.
@@ -39,6 +40,7 @@ class NumericColumn:
         scale: Divided by (standard deviation; 1 when handed over as it is or constant).
         indicator: Train had missing values: an extra 0/1 column tells them apart.
         quantiles: Of the training values at equal steps of rank; empty unless handed over as "quantile".
+        part: Of a column of points in time: one of `moments.PARTS`, or "" for the time elapsed.
     """
 
     name: str
@@ -48,31 +50,61 @@ class NumericColumn:
     scale: float
     indicator: bool
     quantiles: tuple[float, ...] = ()
+    part: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain = asdict(self) | {"quantiles": list(self.quantiles)}
+        return plain if self.part else {key: value for key, value in plain.items() if key != "part"}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> NumericColumn:
+        """The inverse of `to_dict`."""
+        column = cls(**data | {"quantiles": tuple(data.get("quantiles", ()))})
+        if column.part not in ("", *PARTS):
+            raise ValueError(f"no part of the calendar: {column.part!r}")
+        return column
 
 
-def fit_number(series: pd.Series, numeric: str) -> NumericColumn | None:
-    """What is learnt of a column for a kind of `NUMERIC_KINDS`; None for a column without information."""
-    moment = is_moment(series)
+def fit_numbers(series: pd.Series, numeric: str) -> list[NumericColumn]:
+    """What is learnt of a column for a kind of `NUMERIC_KINDS`; empty for a column without information.
+
+    A column of points in time gives the time elapsed and those parts of the calendar that vary.
+    """
+    name, moment = str(series.name), is_moment(series)
     values = to_numbers(series, moment)
+    first = _fit(name, values, numeric, moment)
+    if first is None:
+        return []
+    parts = [_fit(name, calendar(values, part), numeric, moment, part) for part in PARTS if moment]
+    return [first, *(column for column in parts if column is not None)]
+
+
+def _fit(name: str, values: NDArray[np.float64], numeric: str, moment: bool, part: str = "") -> NumericColumn | None:
     finite = values[np.isfinite(values)]
-    has_missing = len(finite) < len(values)
+    # the column of the time elapsed tells the missing ones for all its parts
+    has_missing = len(finite) < len(values) and not part
     if not len(finite) or (finite.min() == finite.max() and not has_missing):
         return None
-    name = str(series.name)
     median = float(np.median(finite / 2) * 2)  # the sum of two middle values near the float64 limit overflows
     if numeric in ("raw", "native"):
         # float32 seconds since 1970 would be two minutes apart
-        center = float(finite.min()) if moment else 0.0
-        return NumericColumn(name, moment, median, center, 1.0, has_missing and numeric == "raw")
+        center = float(finite.min()) if moment and not part else 0.0
+        return NumericColumn(name, moment, median, center, 1.0, has_missing and numeric == "raw", (), part)
     if numeric == "quantile":
         steps = np.linspace(0, 1, max(2, min(MAX_QUANTILES, len(finite))))
         quantiles = np.maximum.accumulate(np.quantile(finite / 2, steps) * 2)
-        return NumericColumn(name, moment, median, 0.0, 1.0, has_missing, tuple(map(float, quantiles)))
+        return NumericColumn(name, moment, median, 0.0, 1.0, has_missing, tuple(map(float, quantiles)), part)
     filled = np.where(np.isfinite(values), values, median)
     # squares of values near the float64 limit overflow: take the deviation of the column brought to size 1
     size = float(np.abs(filled).max()) or 1.0
     center, scale = float((filled / size).mean() * size), float((filled / size).std() * size)
-    return NumericColumn(name, moment, median, center, scale if scale > 0 else 1.0, has_missing)
+    return NumericColumn(name, moment, median, center, scale if scale > 0 else 1.0, has_missing, (), part)
+
+
+def values_of(column: NumericColumn, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What `column` holds, (R,), of the `values` read from its column of a frame."""
+    return calendar(values, column.part) if column.part else values
 
 
 def coded_numbers(values: NDArray[np.float64], column: NumericColumn, numeric: str) -> NDArray[np.float32]:

@@ -6,15 +6,16 @@ A `Preprocessor` has no way to see other rows: `fit` takes train, and the transf
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bishop_ray.data.columns import category_codes, to_numbers
-from bishop_ray.data.numbers import NUMERIC_KINDS, NumericColumn, coded_numbers, fit_number
+from bishop_ray.data.columns import to_numbers
+from bishop_ray.data.levels import CategoricalColumn, fit_category
+from bishop_ray.data.numbers import NUMERIC_KINDS, NumericColumn, coded_numbers, fit_numbers, values_of
 from bishop_ray.data.table import RawDataset, Table, TableSpec
 from bishop_ray.data.target import Label, TargetCoder
 from bishop_ray.errors import BadTable
@@ -23,23 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CategoricalColumn:
-    """What was learnt of one categorical column: canonical texts (`columns.canonical_text`) of codes 1, 2, ..."""
-
-    name: str
-    levels: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Preprocessor:
     """Codes tables as its training table was coded; travels with the model.
 
-    x_num holds the numerical columns in training order, then the 0/1 missing indicators in the same order; x_cat the
-    categorical columns in training order.
+    x_num holds the numerical columns in training order (of points in time the time elapsed, then the calendar), then
+    the 0/1 missing indicators in the same order; x_cat the categorical columns in training order.
 
     Attributes:
         numeric: One of `numbers.NUMERIC_KINDS`.
-        numbers: The numerical columns.
+        numbers: The numerical columns; several of one name for a column of points in time.
         categories: The categorical columns.
         target: The target's coder.
         order: Names of the used columns as train had them.
@@ -71,10 +64,10 @@ class Preprocessor:
         dropped: list[str] = []
         for name in train.frame.columns:
             series = train.frame[name]
-            if name in train.categorical and (category := _fit_category(series)):
+            if name in train.categorical and (category := fit_category(series)):
                 categories.append(category)
-            elif name not in train.categorical and (number := fit_number(series, numeric)):
-                numbers.append(number)
+            elif name not in train.categorical and (found := fit_numbers(series, numeric)):
+                numbers.extend(found)
             else:
                 dropped.append(name)
         if dropped:
@@ -90,7 +83,7 @@ class Preprocessor:
     def spec(self) -> TableSpec:
         """What a model is told of the table."""
         n_num = len(self.numbers) + sum(column.indicator for column in self.numbers)
-        cardinalities = tuple(len(column.levels) + 1 for column in self.categories)
+        cardinalities = tuple(column.cardinality for column in self.categories)
         return TableSpec(self.target.task, n_num, cardinalities, self.target.n_out)
 
     @property
@@ -123,12 +116,16 @@ class Preprocessor:
             BadTable: A column is missing or comes twice, or holds text where train has numbers.
         """
         positions = self._positions(frame)
-        values = [to_numbers(frame.iloc[:, positions[c.name]].rename(c.name), c.moment) for c in self.numbers]
+        read = {
+            name: to_numbers(frame.iloc[:, positions[name]].rename(name), moment)
+            for name, moment in {column.name: column.moment for column in self.numbers}.items()
+        }
+        values = [values_of(column, read[column.name]) for column in self.numbers]
         parts = [coded_numbers(v, c, self.numeric) for v, c in zip(values, self.numbers, strict=True)]
         parts += [
             (~np.isfinite(v)).astype(np.float32) for v, c in zip(values, self.numbers, strict=True) if c.indicator
         ]
-        codes = [_coded(frame.iloc[:, positions[c.name]], c) for c in self.categories]
+        codes = [column.codes(frame.iloc[:, positions[column.name]]) for column in self.categories]
         return _stacked(parts, len(frame), np.float32), _stacked(codes, len(frame), np.int64)
 
     def encode_target(self, target: pd.Series) -> NDArray[np.float32] | NDArray[np.int64]:
@@ -147,8 +144,8 @@ class Preprocessor:
         """Plain JSON values; Python writes and reads floats exactly."""
         return {
             "numeric": self.numeric,
-            "numbers": [asdict(column) | {"quantiles": list(column.quantiles)} for column in self.numbers],
-            "categories": [{"name": column.name, "levels": list(column.levels)} for column in self.categories],
+            "numbers": [column.to_dict() for column in self.numbers],
+            "categories": [column.to_dict() for column in self.categories],
             "target": self.target.to_dict(),
             "order": list(self.order),
             "dropped": list(self.dropped),
@@ -159,8 +156,8 @@ class Preprocessor:
         """The inverse of `to_dict`."""
         return cls(
             data["numeric"],
-            tuple(NumericColumn(**c | {"quantiles": tuple(c.get("quantiles", ()))}) for c in data["numbers"]),
-            tuple(CategoricalColumn(column["name"], tuple(column["levels"])) for column in data["categories"]),
+            tuple(NumericColumn.from_dict(column) for column in data["numbers"]),
+            tuple(CategoricalColumn.from_dict(column) for column in data["categories"]),
             TargetCoder.from_dict(data["target"]),
             tuple(data["order"]),
             tuple(data["dropped"]),
@@ -181,20 +178,6 @@ class Preprocessor:
             if len(found[name]) > 1:
                 raise BadTable(f"column {name!r} comes {len(found[name])} times; expected once")
         return {name: found[name][0] for name in self.order}
-
-
-def _fit_category(series: pd.Series) -> CategoricalColumn | None:
-    """None for a column without information."""
-    codes, texts = category_codes(series)
-    states = len(texts) + bool((codes < 0).any())
-    return CategoricalColumn(str(series.name), tuple(sorted(texts))) if texts and states > 1 else None
-
-
-def _coded(series: pd.Series, column: CategoricalColumn) -> NDArray[np.int64]:
-    codes, texts = category_codes(series)
-    known = {level: code for code, level in enumerate(column.levels, start=1)}
-    lookup = np.array([known.get(text, 0) for text in texts] + [0], np.int64)
-    return lookup[codes]
 
 
 def _stacked(columns: list[NDArray[Any]], rows: int, dtype: type) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import difflib
 import logging
 from collections.abc import Iterable
@@ -10,7 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from bishop_ray.data.columns import category_codes, is_moment, is_number, to_numbers
+from bishop_ray.data.columns import category_codes, is_number, to_numbers
+from bishop_ray.data.moments import as_dates, is_moment, is_text, reads_two_ways
 from bishop_ray.data.suites import TASK_TYPES
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.errors import BadTable, UnknownName
@@ -58,7 +58,7 @@ def make_raw(
         if values.nunique() < 2:
             raise BadTable(f"{where}: target column {target!r} needs at least two different values; found one")
     known = set(categorical or ())
-    frame = frame.assign(**{c: pd.to_datetime(frame[c]) for c in frame.columns if _holds_dates(frame[c])})
+    frame = _with_dates(frame, known, where)
     names = tuple(c for c in frame.columns if c in known or _is_categorical(frame[c]))
     return RawDataset(name, frame, values, task, names)
 
@@ -91,9 +91,12 @@ def infer_task(target: pd.Series, task_type: str = "", where: str = "") -> TaskT
         return TaskType.REGRESSION
     if not task_type and is_number(target) and not _looks_like_classes(target):
         return TaskType.REGRESSION
-    classes = len(category_codes(target)[1])
+    texts = category_codes(target)[1]
+    classes = len(texts)
+    if not task_type and classes > MAX_INFERRED_CLASSES and is_text(target) and as_dates(target) is not None:
+        raise BadTable(f"{column} holds dates; expected classes or numbers")
     if classes < 2:
-        raise BadTable(f"{column} needs at least two classes; found one: {target.iloc[0]!r}")
+        raise BadTable(f"{column} needs at least two classes; found one: {next(iter(texts), None)!r}")
     if task_type == "binary" and classes != 2:
         raise BadTable(f"{column} needs two classes for the task type binary; found {classes}")
     if task_type == "multiclass" and classes < 3:
@@ -128,7 +131,7 @@ def _check_columns(frame: pd.DataFrame, target: str, where: str) -> None:
 def _with_target(frame: pd.DataFrame, target: pd.Series, where: str) -> tuple[pd.DataFrame, pd.Series]:
     """The rows whose target is known; blank text counts as missing."""
     missing = target.isna()
-    if isinstance(target.dtype, pd.StringDtype) or target.dtype == np.dtype(object):
+    if is_text(target):
         missing |= target.map(lambda value: isinstance(value, str) and not value.strip()).astype(bool)
     if missing.all():
         raise BadTable(f"{where}: target column {target.name!r} is all missing")
@@ -138,16 +141,37 @@ def _with_target(frame: pd.DataFrame, target: pd.Series, where: str) -> tuple[pd
     return frame, target
 
 
-def _holds_dates(series: pd.Series) -> bool:
-    """An object column of Python dates, as Parquet's date32 arrives."""
-    known = series.dropna() if series.dtype == np.dtype(object) else series.iloc[:0]
-    return len(known) > 0 and all(isinstance(value, datetime.date) for value in known)
+def _with_dates(frame: pd.DataFrame, known: set[str], where: str) -> pd.DataFrame:
+    """Columns of dates as text, as categories of text or as Python's own, read; others as they are."""
+    read: dict[str, pd.Series] = {}
+    unclear: list[str] = []
+    for name in frame.columns:
+        if name in known:
+            continue
+        if (dates := as_dates(frame[name])) is not None:
+            read[name], bad = dates
+            if bad:
+                logger.warning(
+                    "%s: column %r holds dates; took %d values as missing that are none, such as %r",
+                    where, name, len(bad), bad[0],
+                )  # fmt: skip
+        elif example := reads_two_ways(frame[name]):
+            unclear.append(f"{name!r} ({example})")
+    if unclear:
+        logger.warning(
+            "%s: left as text, because day and month cannot be told apart: %s; write dates as 2024-01-31",
+            where, ", ".join(unclear[:10]) + (", ..." if len(unclear) > 10 else ""),
+        )  # fmt: skip
+    frame = frame.copy(deep=False)
+    for name, column in read.items():  # not assign(**read): a column may be called "self"
+        frame[name] = column
+    return frame
 
 
 def _is_categorical(series: pd.Series) -> bool:
     if is_number(series) or is_moment(series):
         return False
-    if not isinstance(series.dtype, pd.StringDtype) and series.dtype != np.dtype(object):
+    if not is_text(series):
         return True
     known = series.dropna()
     if not len(known) or any(isinstance(value, bool | np.bool_) for value in known):

@@ -41,7 +41,7 @@ class TableSpec:
     Attributes:
         task: The task type.
         n_num: N, the number of numerical columns of a `Table`.
-        cat_cardinalities: Codes per categorical column (length C), the row for unknown or missing (code 0) counted.
+        cat_cardinalities: Codes per categorical column (length C), the one for unknown or missing (0) counted.
         n_out: K: the number of classes, 1 for regression.
     """
 
@@ -73,7 +73,7 @@ class Table:
 
     Attributes:
         x_num: (R, N) float32, no infinity; NaN only for models that declare numeric "native".
-        x_cat: (R, C) int64; column j lies in [0, cat_cardinalities[j]), 0 is unknown or missing.
+        x_cat: (R, C) int64; column j lies in [0, cat_cardinalities[j]), 0 is missing, or unknown (`data/levels.py`).
         y: (R,) class index int64, or the standardised target float32.
     """
 

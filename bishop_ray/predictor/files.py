@@ -15,7 +15,7 @@ from typing import Any
 import bishop_ray
 from bishop_ray.errors import UserError
 
-FORMAT = 2
+FORMAT = 3
 """Version of the folder's format; a folder of a newer one is refused, of an older one read."""
 
 MANIFEST = "predictor.json"
