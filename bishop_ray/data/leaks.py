@@ -26,7 +26,7 @@ Both are far from honest columns: of 58 public tables, the best of the honest on
 Ranks, since a single far value decides a plain correlation.
 """
 COPIES = 0.05
-"""Share of scored rows with an exact copy among the training rows from which a person should look."""
+"""Share of the different scored rows with an exact copy among the training rows from which a person should look."""
 _FEWEST = 10
 """Scored rows that the commonest class (a guess) gets wrong, below which nothing is said of a column."""
 
@@ -66,22 +66,23 @@ def copies(columns: Sequence[Coded], target: pd.Series, learn: Rows, check: Rows
 
     A few columns of a few values repeat by themselves: as many copies as independent columns would give are only noted.
     """
-    features, found = row_hashes(columns), []
-    whole = features ^ pd.util.hash_array(_labels(target).astype(np.int64), categorize=False)
-    repeated = int(pd.Series(features).duplicated().sum())
-    exact = int(pd.Series(whole).duplicated().sum())
-    across = int(np.isin(whole[check], whole[learn]).sum())
+    features = row_hashes(columns)
+    whole = features ^ pd.util.hash_array(_labels(target), categorize=False)
+    repeated, exact = (int(pd.Series(hashes).duplicated().sum()) for hashes in (features, whole))
+    found = []
     if exact:
+        copied = np.isin(whole[check], whole[learn])
+        # each different row counts once: one row that stands for "nothing known" may come hundreds of times
+        share = len(np.unique(whole[check][copied])) / max(len(np.unique(whole[check])), 1)
         natural = len(learn) * float(np.exp(sum(np.log(_coincidence(column)) for column in columns)))
-        share = across / max(len(check), 1)
-        bad = across >= _FEWEST and share >= COPIES and share > 10 * natural
+        bad = copied.sum() >= _FEWEST and share >= COPIES and share > 10 * natural
         detail = (
-            f"{exact:,} rows repeat another one, target included; {across:,} of {len(check):,} scored rows have a "
-            f"copy among the training rows"
+            f"rows that repeat another one, target included: {exact:,}; scored rows with such a copy among the "
+            f"training rows: {copied.sum():,} of {len(check):,}"
         )
         found.append(Finding("duplicate rows", "", detail, WARNED if bad else NOTED))
     if repeated > exact:
-        detail = f"{repeated - exact:,} rows repeat the features of another one with a different target"
+        detail = f"rows that repeat the features of another one with a different target: {repeated - exact:,}"
         found.append(Finding("contradicting rows", "", detail, NOTED))
     return found
 
