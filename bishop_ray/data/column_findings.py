@@ -47,7 +47,9 @@ def column_findings(series: pd.Series, column: Coded, treated: str) -> list[Find
     if dates := _dates(column):
         found.append(Finding("date-like", name, dates, treated))
     elif ids := _ids(column):
-        found.append(Finding("id-like", name, f"{ids}; models get it as {what}: leave it out if it only names", treated))
+        found.append(
+            Finding("id-like", name, f"{ids}; models get it as {what}: leave it out if it only names", treated)
+        )
     elif column.kind == "category" and _has_many(column):
         detail = f"{column.distinct:,} categories in {len(column.known):,} rows, many of them rare"
         found.append(Finding("many categories", name, detail, treated))

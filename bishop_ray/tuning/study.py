@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from bishop_ray.errors import StorageFull, TrainingFailed, UserError
 from bishop_ray.training.disk import full_is_told
 from bishop_ray.tuning.chronicle import finish, finished_result, open_tracker, start_over
 from bishop_ray.tuning.evaluate import evaluation_seconds, final_evaluation
+from bishop_ray.tuning.look import first_look
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
 from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
@@ -65,7 +66,7 @@ def run_study(
         opened = open_warm(config, space, loaded)
         if (stored := finished_result(config, opened)) is not None:
             return stored
-        return _run(config, space, prepared, opened, listener, deadline)
+        return _run(config, space, prepared, opened, first_look(config, [opened], loaded), listener, deadline)
 
 
 def _run(
@@ -73,11 +74,13 @@ def _run(
     space: SearchSpace,
     prepared: Prepared,
     opened: OpenStudy,
+    look: Mapping[str, str],
     listener: Callable[[Progress], None],
     deadline: float,
 ) -> StudyResult:
     started = time.time()
     tracker = open_tracker(config, space, prepared, opened)
+    tracker.tag_study(look)
     status = "FAILED"
     try:
         with full_is_told(str(opened.folder)):
