@@ -20,7 +20,9 @@ FEWEST_IDS = 20
 MANY_LEVELS = 1000
 """Categories from which a column has many; or a tenth of the rows, from a hundred on."""
 _NEARLY = 0.95
-_ID_NAME = re.compile(r"(?i)(^|[^a-z])(id|ids|uuid|guid|key|index|idx|rowid|row|nr|no|number)($|[^a-z])|[a-z]I[dD]$")
+_ID_NAME = re.compile(
+    r"(^|[^A-Za-z])(?i:id|ids|uuid|guid|key|index|idx|rowid|row|nr|no|number)($|[^A-Za-z])|[a-z]I[dD]$"
+)
 _DATES = (
     re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?"),
     re.compile(r"\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})( .*)?"),

@@ -96,7 +96,7 @@ def row_hashes(columns: Sequence[Coded]) -> NDArray[np.uint64]:
 
 
 def _labels(target: pd.Series) -> NDArray[np.int64]:
-    return np.asarray(pd.factorize(target)[0], np.int64)
+    return pd.factorize(target)[0].astype(np.int64) if target.dtype.kind == "f" else category_codes(target)[0]
 
 
 def _coincidence(column: Coded) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from bishop_ray.data.columns import is_number
+from bishop_ray.data.columns import category_codes, is_number
 from bishop_ray.data.findings import DROPPED, NOTED, Finding, listed
 from bishop_ray.data.table import RawDataset, Split
 
@@ -29,9 +29,9 @@ def missing_target(given: pd.Series, kept: int) -> list[Finding]:
 
 def class_counts(target: pd.Series) -> tuple[tuple[str, int], ...]:
     """Label as text and rows of every class, the largest first."""
-    counts = pd.Series(pd.factorize(target)[0]).value_counts()
-    labels = pd.factorize(target)[1]
-    return tuple((str(labels[int(code)]), int(count)) for code, count in counts.items())
+    codes, labels = category_codes(target)
+    counts = np.bincount(codes, minlength=len(labels))
+    return tuple((labels[code], int(counts[code])) for code in np.argsort(-counts, kind="stable"))
 
 
 def target_findings(raw: RawDataset, classes: tuple[tuple[str, int], ...], asked: bool) -> list[Finding]:

@@ -42,7 +42,7 @@ def first_look(config: StudyConfig, studies: Iterable[OpenStudy], loaded: Loaded
         logger.warning("%s: the table was not looked at: %s: %s", config.ref.key, type(error).__name__, error)
         return {}
     for finding in shortened(found, _SHOWN):
-        logger.warning("%s: %s (jobs/doctor.py tells more)", config.ref.key, finding.line())
+        logger.warning("%s: %s", config.ref.key, finding.line())
     return {FINDINGS: as_tag(found)}
 
 
