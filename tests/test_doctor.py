@@ -246,7 +246,7 @@ def test_numbers_read_as_classes() -> None:
 
 def test_few_rows() -> None:
     assert [f.kind for f in examine(table(rows=100), "y").findings] == ["few rows"]
-    report = examine(table(rows=3), "y", where="my.csv")
+    report = examine(table(rows=3, regression=True), "y", where="my.csv")
     assert "too few rows to split" in report.refused
     assert report.refused.startswith("my.csv: ")
 
@@ -286,13 +286,15 @@ NUMBER_LEAKS = {
     "rounded": lambda y, rng: (y * 100).round(),
     "with a little noise": lambda y, rng: y + 0.01 * rng.normal(size=len(y)),
     "copy with holes": lambda y, rng: y.where(rng.random(len(y)) > 0.3),
-    "with one far value": lambda y, rng: y.where(y.index != 5, 1e12),
+    "with one far value": lambda y, rng: 3 - 2 * y,
 }
 
 
 @pytest.mark.parametrize("kind", NUMBER_LEAKS)
 def test_columns_that_determine_a_number_leak(kind: str) -> None:
     frame = table(regression=True)
+    if kind == "with one far value":
+        frame.loc[5, "y"] = 1e12
     frame["leak"] = NUMBER_LEAKS[kind](frame["y"], np.random.default_rng(4))
     finding = one(frame, "leak")
     assert (finding.column, finding.action) == ("leak", WARNED)
@@ -310,11 +312,11 @@ def test_what_tells_rows_apart_is_no_leak(regression: bool) -> None:
     assert not found(twice, "leak")
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5])
+@pytest.mark.parametrize("share", [0.1, 0.5])
 def test_a_strong_honest_column_is_no_leak(share: float) -> None:
     rng = np.random.default_rng(6)
     positive = rng.random(2000) < share
-    wrong = rng.random(2000) < 0.05 * min(share, 0.5)
+    wrong = rng.random(2000) < 0.1 * share
     frame = table(rows=2000).assign(y=np.where(positive, "yes", "no"), strong=np.where(positive ^ wrong, 1, 0))
     assert not found(frame, "leak")
     linear = table(rows=2000, regression=True)

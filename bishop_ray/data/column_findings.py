@@ -23,11 +23,16 @@ _NEARLY = 0.95
 _ID_NAME = re.compile(
     r"(^|[^A-Za-z])(?i:id|ids|uuid|guid|key|index|idx|rowid|row|nr|no|number)($|[^A-Za-z])|[a-z]I[dD]$"
 )
-_DATES = (
-    re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?"),
-    re.compile(r"\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})( .*)?"),
-    re.compile(r"\d{1,2}[ -][A-Za-z]{3,9}\.?[ ,-]+\d{2,4}( .*)?"),
-    re.compile(r"[A-Za-z]{3,9}\.? \d{1,2},? \d{4}( .*)?"),
+_TIME = r"(?:[T ]\d{1,2}:\d{2}.*)?"
+_MONTH = r"(?P<word>jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_DATES = tuple(
+    re.compile(pattern + _TIME, re.IGNORECASE)
+    for pattern in (
+        r"(?P<year>\d{4})[-/.](?P<a>\d{1,2})[-/.](?P<b>\d{1,2})",
+        r"(?P<a>\d{1,2})[-/.](?P<b>\d{1,2})[-/.](?P<year>\d{4}|\d{2})",
+        rf"(?P<a>\d{{1,2}})[ -]{_MONTH}[ ,-]+(?P<year>\d{{4}}|\d{{2}})",
+        rf"{_MONTH} (?P<a>\d{{1,2}}),? (?P<year>\d{{4}})",
+    )
 )
 _SAMPLE = 200
 """Different texts that are tried as dates."""
@@ -117,16 +122,13 @@ def _dates(column: Coded) -> str:
 
 
 def _is_date(text: str) -> bool:
-    if not any(pattern.fullmatch(text) for pattern in _DATES):
+    """Whether the text names a day: a month of twelve beside a day of at most 31, in either order."""
+    match = next((m for pattern in _DATES if (m := pattern.fullmatch(text))), None)
+    if match is None:
         return False
-    try:
-        pd.to_datetime(text)
-    except (ValueError, OverflowError):
-        try:
-            pd.to_datetime(text, dayfirst=True)
-        except (ValueError, OverflowError):
-            return False
-    return True
+    parts = match.groupdict()
+    small, large = sorted((int(parts["a"]), 1 if parts.get("word") else int(parts["b"])))
+    return 1 <= small <= 12 and large <= 31
 
 
 def _has_many(column: Coded) -> bool:

@@ -27,8 +27,8 @@ Ranks, since a single far value decides a plain correlation.
 """
 COPIES = 0.05
 """Share of the different scored rows with an exact copy among the training rows from which a person should look."""
-_FEWEST = 10
-"""Scored rows that the commonest class (a guess) gets wrong, below which nothing is said of a column."""
+_FEWEST = 20
+"""Scored rows (of classes: those that a guess of the commonest gets wrong) below which nothing is said."""
 
 Rows = NDArray[np.int64]
 
@@ -74,7 +74,8 @@ def copies(columns: Sequence[Coded], target: pd.Series, learn: Rows, check: Rows
         copied = np.isin(whole[check], whole[learn])
         # each different row counts once: one row that stands for "nothing known" may come hundreds of times
         share = len(np.unique(whole[check][copied])) / max(len(np.unique(whole[check])), 1)
-        natural = len(learn) * float(np.exp(sum(np.log(_coincidence(column)) for column in columns)))
+        once = ~pd.Series(whole).duplicated().to_numpy()
+        natural = len(learn) * float(np.prod([_coincidence(column.values[once]) for column in columns]))
         bad = copied.sum() >= _FEWEST and share >= COPIES and share > 10 * natural
         detail = (
             f"rows that repeat another one, target included: {exact:,}; scored rows with such a copy among the "
@@ -99,10 +100,10 @@ def _labels(target: pd.Series) -> NDArray[np.int64]:
     return pd.factorize(target)[0].astype(np.int64) if target.dtype.kind == "f" else category_codes(target)[0]
 
 
-def _coincidence(column: Coded) -> float:
-    """The probability that two rows agree in the column."""
-    counts = pd.Series(column.values).value_counts(dropna=False).to_numpy(np.float64)
-    return float(((counts / counts.sum()) ** 2).sum())
+def _coincidence(values: NDArray[np.float64]) -> float:
+    """The probability that two different rows agree in a column."""
+    counts = pd.Series(values).value_counts(dropna=False).to_numpy(np.float64)
+    return float((counts * (counts - 1)).sum() / max(len(values) * (len(values) - 1), 1))
 
 
 def _class_error(column: Coded, y: NDArray[np.int64], learn: Rows, rows: Rows) -> float:
@@ -143,7 +144,7 @@ def _rank_error(column: Coded, y: NDArray[np.float64], learn: Rows, rows: Rows) 
     errors = [1.0]
     for mask in (np.full(len(rows), True), asked):
         spread = float(((y[rows][mask] - mean) ** 2).sum())
-        if mask.sum() >= 2 * _FEWEST and mask.sum() * 2 >= len(rows) and spread > 0:
+        if mask.sum() >= _FEWEST and mask.sum() * 2 >= len(rows) and spread > 0:
             errors.append(float(((guess - y[rows])[mask] ** 2).sum()) / spread)
     return min(errors)
 
