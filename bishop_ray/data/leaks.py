@@ -43,7 +43,7 @@ def leaks(columns: Sequence[Coded], target: pd.Series, classes: bool, learn: Row
         learn: Positions of the rows a relation is learnt from.
         check: Positions of the rows it must hold on.
     """
-    y = _labels(target) if classes else target.rank(pct=True).to_numpy(np.float64)
+    labels, ranks = _labels(target), np.asarray(target.rank(pct=True), np.float64) if not classes else np.zeros(0)
     hashes = row_hashes(columns)
     fresh = check[~np.isin(hashes[check], hashes[learn])]
     found = []
@@ -55,7 +55,7 @@ def leaks(columns: Sequence[Coded], target: pd.Series, classes: bool, learn: Row
             continue
         # Values that hardly repeat say which row it is: a copied row would answer for itself.
         rows = check if column.distinct * 10 <= len(learn) else fresh
-        error = _class_error(column, y, learn, rows) if classes else _rank_error(column, y, learn, rows)
+        error = _class_error(column, labels, learn, rows) if classes else _rank_error(column, ranks, learn, rows)
         if error <= (CLASS_ERROR if classes else RANK_ERROR):
             found.append(Finding("leak", shown(column.name), _words(classes, error, len(rows)), WARNED))
     return found
