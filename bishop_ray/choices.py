@@ -126,14 +126,14 @@ def named_ref(name: str, args: argparse.Namespace) -> DatasetRef:
     return paper_dataset(name, args.data_dir or os.environ.get("BISHOP_DATA_DIR", "").strip(), args.openml_server)
 
 
-def check_output(output: str) -> None:
-    """Nothing, if ``--output`` can be written.
+def check_output(output: str, flag: str = "--output") -> None:
+    """Nothing, if the file of ``--output`` or another `flag` can be written.
 
     Raises:
         UserError: It names a folder, or lies in none.
     """
     if output and (Path(output).is_dir() or not Path(output).absolute().parent.is_dir()):
-        raise UserError(f"--output: expected a file in an existing folder; found {output!r}")
+        raise UserError(f"{flag}: expected a file in an existing folder; found {output!r}")
 
 
 def check_metric_fits(metric: str | None, refs: list[DatasetRef]) -> None:
@@ -217,6 +217,7 @@ def studies(
                     refit=args.refit,
                     precision=args.precision,
                     warm_start=getattr(args, "warm_start", "none"),
+                    doctor=not getattr(args, "no_doctor", False),
                 )
             )
     return configs

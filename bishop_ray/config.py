@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 NO_LIMIT = 100_000
 """Trials of a study that only a time budget ends."""
-
 PRECISIONS = ("auto", "fp32", "bf16")
-
 Params = dict[str, Any]
 """Hyperparameters by section and name: ``{"model": {...}, "train": {...}}``."""
 
@@ -147,6 +145,7 @@ class StudyConfig:
         refit: Train the winner on train and validation rows before it is registered.
         precision: See `TrainConfig`.
         warm_start: Whose configurations are tried early: "none", "paper" or "mlflow" (`tuning.warm`).
+        doctor: Look for leaks, repeated rows and ids in the table before a new study begins (`tuning.look`).
     """
 
     ref: DatasetRef
@@ -172,6 +171,7 @@ class StudyConfig:
     refit: bool = False
     precision: str = "auto"
     warm_start: str = "none"
+    doctor: bool = True
 
     def __post_init__(self) -> None:
         for name, flag in (("trials", "--trials"), ("max_epochs", "--max-epochs"), ("eval_seeds", "--eval-seeds")):

@@ -103,6 +103,7 @@ def search_flags(parser: argparse.ArgumentParser) -> None:
         "--warm-start", choices=("none", "paper", "mlflow"), default="none",
         help="try early what was best elsewhere: the authors' configurations, or your studies of similar tables (none)",
     )  # fmt: skip
+    group.add_argument("--no-doctor", action="store_true", help="do not look for leaks, repeated rows and ids first")
     group.add_argument(
         "--refit", action="store_true", help="register the winner trained on train and validation rows together"
     )

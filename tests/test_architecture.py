@@ -15,7 +15,7 @@ ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
     "tracking", "tuning", "ablations", "reporting", "listing", "comparison", "screen", "flags", "cli",
     "choices", "commands", "sklearn", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli",
-    "reproduce_cli", "jobs",
+    "reproduce_cli", "doctor_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -72,6 +72,7 @@ HOMES = {
         "bishop_ray/choices.py",
         "bishop_ray/commands.py",
         "bishop_ray/listing.py",
+        "bishop_ray/doctor_cli.py",
         "bishop_ray/models_cli.py",
         "bishop_ray/theory_cli.py",
         "bishop_ray/ablate_cli.py",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray import ablate_cli, cli, models_cli, report_cli, reproduce_cli, theory_cli, train_cli
+from bishop_ray import ablate_cli, cli, doctor_cli, models_cli, report_cli, reproduce_cli, theory_cli, train_cli
 from bishop_ray.ablations.settings import ABLATIONS, chosen
 from bishop_ray.models import MODELS
 
@@ -79,6 +79,14 @@ def test_reproduce_lines_parse(line: str) -> None:
     assert set(args.models) <= set(MODELS)
 
 
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/doctor.py" in line])
+def test_doctor_lines_parse(line: str) -> None:
+    words = shlex.split(line)
+    args = doctor_cli.doctor_parser().parse_args(words[words.index("jobs/doctor.py") + 1 :])
+    assert args.table or args.dataset
+    assert set(args.models) <= {*MODELS, "all"}
+
+
 def test_every_model_is_named() -> None:
     section = TEXT.split("## All models")[1].split("\n## ")[0]
     assert set(re.findall(r"`([a-z0-9_]+)`", section)) >= set(MODELS)
@@ -128,6 +136,7 @@ def parsers() -> list[argparse.ArgumentParser]:
         report_cli.report_parser(),
         ablate_cli.ablate_parser(),
         theory_cli.theory_parser(),
+        doctor_cli.doctor_parser(),
         *actions.choices.values(),
     ]
 

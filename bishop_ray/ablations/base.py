@@ -8,7 +8,6 @@ from typing import Any
 
 from bishop_ray.ablations.settings import Setting, base_name, chosen
 from bishop_ray.config import Params
-from bishop_ray.tuning.ranges import Range
 from bishop_ray.tuning.settings import check_builds, defaults_of, fixed_params
 from bishop_ray.tuning.space import flatten, load_space, unflatten
 
@@ -33,8 +32,7 @@ def base_params(name: str, model: str, space: str, given: Mapping[str, Any], max
         UserError: The model or the training refuses a value.
     """
     found = load_space(space, model)
-    constants = {key: value for key, value in found.entries.items() if not isinstance(value, Range)}
-    flat = constants | (found.first[0] if found.first else {}) | dict(given)
+    flat = found.defaults | dict(given)
     if name == ALWAYS_TRAINS_ON:
         flat.setdefault("train.patience", max_epochs)
     params = unflatten(flat)

@@ -139,6 +139,11 @@ class StudyTracker:
         """Metrics of the parent run, e.g. the best score after `step` finished trials."""
         self._delivery.put(_event("metrics", trial=PARENT, step=step, metrics=dict(metrics)))
 
+    def tag_study(self, tags: Mapping[str, str]) -> None:
+        """Tags of the parent run alone, which its trials do not get."""
+        if tags:
+            self._delivery.put(_event("final", trial=PARENT, step=0, metrics={}, tags=dict(tags), texts={}, tables={}))
+
     def log_final(
         self,
         metrics: Mapping[str, float],

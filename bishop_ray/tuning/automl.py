@@ -24,6 +24,7 @@ from bishop_ray.tuning.chronicle import open_search_tracker, open_tracker, start
 from bishop_ray.tuning.cluster import slot_kind
 from bishop_ray.tuning.facts import AUTOML, IDENTITY
 from bishop_ray.tuning.judge import judge, why_not
+from bishop_ray.tuning.look import first_look
 from bishop_ray.tuning.outcome import end_runs, keep_outcome, kept_outcome
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
 from bishop_ray.tuning.progress import Progress
@@ -103,7 +104,7 @@ class _Encodings:
     """The dataset as each kind of model reads it, encoded once per kind."""
 
     def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
+        self.loaded = loaded
         self._known: dict[str, Prepared] = {}
         self._shared: dict[str, Any] = {}
 
@@ -111,7 +112,7 @@ class _Encodings:
         """For the model of `config`."""
         kind = model_class(config.model).numeric
         if kind not in self._known:
-            self._known[kind] = prepare(replace(self._loaded, config=config))
+            self._known[kind] = prepare(replace(self.loaded, config=config))
         return self._known[kind]
 
     def shared(self, config: StudyConfig) -> Any:
@@ -149,8 +150,7 @@ class _Run:
         deadline: float,
         folder: Path,
     ) -> None:
-        self.whole, self.configs, self.slots = whole, configs, slots
-        self.listener, self.folder = listener, folder
+        self.whole, self.configs, self.slots, self.listener, self.folder = whole, configs, slots, listener, folder
         self._families: Sequence[Family] = []
         self.budget = Budget(deadline, len(configs), self._refit_seconds)
         self.progress = Progress(0 if deadline else whole.trials, whole.metric)
@@ -166,8 +166,8 @@ class _Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         identity = _identity(self.folder)
         models = [config.model for config in self.configs]
-        prepared = data.of(self.configs[0])
-        tracker = open_search_tracker(self.whole, models, self.slots, prepared, self.folder, identity)
+        tracker = open_search_tracker(self.whole, models, self.slots, data.of(self.configs[0]), self.folder, identity)
+        tracker.tag_study(first_look(self.whole, opened.values(), data.loaded))
         families: list[Family] = []
         status = "FAILED"
         try:

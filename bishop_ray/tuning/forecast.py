@@ -46,8 +46,7 @@ def forecast(config: StudyConfig, spec: TableSpec, rows: int, studies: int) -> s
         except ValueError:
             return None
 
-    constants = {name: entry for name, entry in space.entries.items() if not isinstance(entry, Range)}
-    first = constants | (space.first[0] if space.first else {})
+    first = space.defaults
     known = {"default": predict(first)}
     if space.searched and SECONDS / studies > _LEAST:
         start = time.thread_time()

@@ -50,7 +50,7 @@ class Loaded:
 
 
 def load(config: StudyConfig) -> Loaded:
-    """Reads and splits; the test part is dropped here and opened again by `open_test` only.
+    """Reads and splits (`divide`).
 
     Returns:
         The parts the search may see, and the configuration with its metric filled in.
@@ -58,7 +58,15 @@ def load(config: StudyConfig) -> Loaded:
     Raises:
         UserError: The data cannot be loaded or trained on, or the metric does not fit its task.
     """
-    raw = load_dataset(config.ref)
+    return divide(config, load_dataset(config.ref))
+
+
+def divide(config: StudyConfig, raw: RawDataset) -> Loaded:
+    """Splits what was read; the test part is dropped here and opened again by `open_test` only.
+
+    Raises:
+        UserError: The table cannot be split, or the metric does not fit its task.
+    """
     metric = config.metric or default_metric(raw.task, suite=config.ref.kind == "openml")
     check_metric(metric, raw.task)
     parts = _split(config, raw)

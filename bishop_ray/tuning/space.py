@@ -64,6 +64,12 @@ class SearchSpace:
         """The entries that vary."""
         return {k: v for k, v in self.entries.items() if isinstance(v, Range)}
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The point tried first, constants included, flat; arguments that it does not name keep their own defaults."""
+        constants = {name: entry for name, entry in self.entries.items() if not isinstance(entry, Range)}
+        return constants | (self.first[0] if self.first else {})
+
     def fingerprint(self) -> str:
         """Changes whenever a range, constant or first point does."""
         shown = {k: repr(v) for k, v in sorted(self.entries.items())}

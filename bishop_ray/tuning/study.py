@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import ray
@@ -12,6 +12,7 @@ from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.tuning.chronicle import finish, finished_result, open_tracker, recorded, start_over
 from bishop_ray.tuning.evaluate import evaluation_seconds, final_evaluation
+from bishop_ray.tuning.look import first_look
 from bishop_ray.tuning.prepare import Loaded, Prepared, load, prepare, unable
 from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.race import Race
@@ -63,7 +64,7 @@ def run_study(
         opened = open_warm(config, space, loaded)
         if (stored := finished_result(config, opened)) is not None:
             return stored
-        return _run(config, space, prepared, opened, listener, deadline)
+        return _run(config, space, prepared, opened, first_look(config, [opened], loaded), listener, deadline)
 
 
 def _run(
@@ -71,11 +72,13 @@ def _run(
     space: SearchSpace,
     prepared: Prepared,
     opened: OpenStudy,
+    look: Mapping[str, str],
     listener: Callable[[Progress], None],
     deadline: float,
 ) -> StudyResult:
     started = time.time()
     tracker = open_tracker(config, space, prepared, opened)
+    tracker.tag_study(look)
     with recorded(opened, tracker, started):
         family = make_family(config, space, prepared, opened, tracker, ray.put(prepared.data), listener)
         settings, progress = family.settings, family.progress
