@@ -89,6 +89,9 @@ def test_datasets_of_the_papers_tables() -> None:
     assert paper_dataset(table(1), "adult") == paper_dataset(table(1), "paper-adult") == "adult"
     assert paper_dataset(table(2), "CR-abalone") == "361288"
     assert paper_dataset(table(2), "NR-abalone") == paper_dataset(table(2), "361280-abalone") == "361280"
+    assert paper_dataset(table(1), "paper-table-1-adult") == "adult"  # as jobs/reproduce.py calls them
+    assert paper_dataset(table(1), "paper-table-1-defaults-qsar_biodeg") == "qsar_biodeg"
+    assert paper_dataset(table(2), "paper-table-2-NR-abalone") == "361280"
     assert paper_dataset(table(2), "abalone") == paper_dataset(table(1), "abalone") == ""
 
 

@@ -9,10 +9,11 @@ import math
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from conftest import SHARED, openml_server
 
-from bishop_ray import comparison, paper, reproduce_cli
+from bishop_ray import comparison, paper, report_cli, reproduce_cli
 from bishop_ray.choices import obtained
 from bishop_ray.config import StudyResult
 from bishop_ray.data.suites import DatasetRef, embedded_ref
@@ -176,6 +177,14 @@ def test_a_table_is_reproduced_and_found_finished(tmp_path: Path, capsys: pytest
         assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 0
         assert " started" not in capsys.readouterr().out, "nothing is trained again"
         assert list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines())) == rows
+        report = ["--paper-table", "1", "--storage", str(tmp_path), "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db"]
+        assert report_cli.run_report(report_cli.report_parser().parse_args(report)) == 0
+        results = pd.read_csv(tmp_path / "reports" / "paper-table-1" / "results.csv").set_index("model")
+        assert set(results.dataset) == {"qsar_biodeg"}
+        for row in rows:
+            assert results.ours[row["model"]] == pytest.approx(float(row["test"]))
+            assert results.paper[row["model"]] == float(row["paper"])
+            assert results.splits[row["model"]] == 2
     finally:
         ray.shutdown()
 

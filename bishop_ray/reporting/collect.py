@@ -17,7 +17,7 @@ import pandas as pd
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UnknownName
 from bishop_ray.paper import table
-from bishop_ray.reporting.paper import paper_dataset
+from bishop_ray.reporting.paper import own_key, paper_dataset
 from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, OPEN, Predictions, Study, Trial
 from bishop_ray.tracking import KnownTrial
 from bishop_ray.tracking.names import flatten
@@ -111,7 +111,7 @@ def _study(reader: Reader, run: RunRecord, storage: Path, study_db: str) -> Stud
         name=name,
         run_id=run.run_id,
         experiment=run.experiment,
-        dataset=tags.get("dataset", ""),
+        dataset=own_key(tags.get("dataset", "")),
         model=tags.get("model", ""),
         task=TaskType(tags["task"]),
         metric=tags.get("metric", ""),

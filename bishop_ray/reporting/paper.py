@@ -5,6 +5,8 @@ The differences are the rows of the README's table "BiSHop here" and those of th
 
 from __future__ import annotations
 
+import re
+
 from bishop_ray.data.suites import path_part
 from bishop_ray.paper import SCALE, PaperTable, table
 from bishop_ray.reporting.records import Study
@@ -44,13 +46,20 @@ PER_TABLE = {
 """Differences that belong to one of the paper's tables."""
 
 
+def own_key(key: str) -> str:
+    """The key of a dataset without the experiment of ``jobs/reproduce.py`` before it."""
+    return re.sub(r"^paper-table-\d(-defaults)?-", "", key)
+
+
 def paper_dataset(found: PaperTable, key: str) -> str:
     """The table's name for a dataset of ours, "" where it has none.
 
     Args:
         found: Table 1 or 2.
-        key: `DatasetRef.key`: ``adult`` or ``paper-adult``; ``CR-abalone`` or ``361288-abalone``.
+        key: `DatasetRef.key`: ``adult`` or ``paper-adult``; ``CR-abalone`` or ``361288-abalone``; each of them also as
+            `own_key` takes it.
     """
+    key = own_key(key)
     for dataset in found.datasets:
         suite, name = found.suite(dataset), path_part(found.name(dataset))
         keys = {f"{suite}-{name}", f"{dataset}-{name}"} if suite else {name, f"paper-{name}"}
