@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import logging
 import random
 import signal
 import subprocess
@@ -31,6 +32,15 @@ def _fixed_seeds() -> None:
     np.random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_notes() -> Iterator[None]:
+    """What a job does with the package's notes ends with its test: the next one may look for them."""
+    notes = logging.getLogger("bishop_ray")
+    before = notes.handlers, notes.propagate, notes.level
+    yield
+    notes.handlers, notes.propagate, notes.level = before
 
 
 @pytest.fixture

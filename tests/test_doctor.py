@@ -114,7 +114,8 @@ def test_a_column_that_is_constant_in_the_training_rows_only() -> None:
 )
 def test_ids(values: object) -> None:
     finding = one(table(customer=values), "id-like")
-    assert (finding.column, finding.action) == ("customer", ENCODED)
+    # a text that never repeats says nothing to a model
+    assert (finding.column, finding.action) == ("customer", DROPPED if isinstance(values, list) else ENCODED)
     assert not found(table(customer=values), "leak")
 
 
@@ -151,7 +152,8 @@ DAYS = pd.date_range("2020-01-30", periods=ROWS)
 )
 def test_dates(values: object) -> None:
     finding = one(table(when=values), "date-like")
-    assert (finding.column, finding.action) == ("when", ENCODED)
+    american = "/" in str(list(values)[0])  # type: ignore[call-overload]
+    assert (finding.column, finding.action) == ("when", DROPPED if american else ENCODED)  # it reads two ways
     assert not found(table(when=values), "id-like")
 
 

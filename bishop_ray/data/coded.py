@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bishop_ray.data.columns import category_codes, is_moment, to_numbers
+from bishop_ray.data.columns import category_codes, to_numbers
+from bishop_ray.data.moments import is_moment
 from bishop_ray.data.table import RawDataset
 
 

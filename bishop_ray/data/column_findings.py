@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from bishop_ray.data.coded import Coded
-from bishop_ray.data.findings import Finding, listed, shown
+from bishop_ray.data.findings import DROPPED, Finding, listed, shown
 
 FEWEST_IDS = 20
 """Rows below which different values say nothing."""
@@ -50,15 +50,14 @@ def column_findings(series: pd.Series, column: Coded, treated: str) -> list[Find
         return []
     name = shown(column.name)
     found: list[Finding] = []
-    what = "a number" if column.kind == "number" else f"one of {column.distinct:,} categories"
+    what = "a number" if column.kind == "number" else "a category"
     if dates := _dates(column):
         found.append(Finding("date-like", name, dates, treated))
     elif ids := _ids(column):
-        found.append(
-            Finding("id-like", name, f"{ids}; models get it as {what}: leave it out if it only names", treated)
-        )
+        use = "" if treated == DROPPED else f"; models get it as {what}: leave it out if it only names"
+        found.append(Finding("id-like", name, ids + use, treated))
     elif column.kind == "category" and _has_many(column):
-        detail = f"{column.distinct:,} categories in {len(column.known):,} rows, many of them rare"
+        detail = f"{column.distinct:,} categories in {len(column.known):,} rows; the rare ones share codes"
         found.append(Finding("many categories", name, detail, treated))
     if mixed := _mixed(series, column):
         found.append(Finding("mixed types", name, f"{mixed}; models get it as {what}", treated))
