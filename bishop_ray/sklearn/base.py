@@ -75,12 +75,14 @@ class Classifier(ClassifierMixin, Tabular):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Class probabilities (R, K) in the order of `classes_`."""
         output = self._output(X)
-        return np.asarray(output / output.sum(axis=1, keepdims=True))
+        found = np.zeros((len(output), len(self.classes_)))
+        # the rows that were trained on may lack a class of the rows that were given
+        found[:, list(self.predictor_.target.classes)] = output / output.sum(axis=1, keepdims=True)
+        return found
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest labels (R,)."""
-        output = self._output(X)
-        return np.asarray(self.classes_[output.argmax(axis=1)])
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
 
 
 class Regressor(RegressorMixin, Tabular):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from tqdm.auto import tqdm
 
 from bishop_ray import cli
 from bishop_ray.choices import check_metric_fits, check_search, chosen_models, studies
-from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.config import NO_LIMIT, StudyConfig, StudyResult
 from bishop_ray.data.suites import DatasetRef, file_ref
 from bishop_ray.sklearn.base import Classifier, Regressor, Tabular
 from bishop_ray.sklearn.tables import as_value_error, with_target
@@ -106,20 +107,22 @@ class TunedEstimator(Tabular):
 
     def _search(self, ref: DatasetRef, storage: Path, seed: int) -> list[StudyResult]:
         args = self._flags(ref, seed)
+        deadline = time.time() + args.time_budget if args.time_budget else 0.0
         models = chosen_models(args.models)
         check_search(args, models)
         check_metric_fits(args.metric, [ref])
         cluster = connect(self.ray_address or "")
         configs = studies(args, [ref], models, storage, self._uri(storage), cluster)
         slots = shared_slots(cluster, [config.resources for config in configs], args.max_concurrent)
-        bar = tqdm(total=configs[0].trials, unit="trial", disable=not self.verbose)
+        total = configs[0].trials if configs[0].trials < NO_LIMIT else None
+        bar = tqdm(total=total, unit="trial", disable=not self.verbose)
         with bar:
 
             def listen(config: StudyConfig, progress: Progress) -> None:
                 bar.set_postfix_str(progress.last, refresh=False)
                 bar.update(progress.finished - bar.n)
 
-            results, failures, _ = run_studies([configs], slots, listen)
+            results, failures, _ = run_studies([configs], slots, listen, deadline)
         if not results:
             raise RuntimeError("; ".join(failure.reason for failure in failures) or "no model can do such data")
         return sorted(results, key=lambda result: result.val_score, reverse=True)
