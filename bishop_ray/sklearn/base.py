@@ -77,12 +77,14 @@ class Classifier(ClassifierMixin, Tabular):  # type: ignore[misc]
         output = self._output(X)
         found = np.zeros((len(output), len(self.classes_)))
         # the rows that were trained on may lack a class of the rows that were given
-        found[:, list(self.predictor_.target.classes)] = output / output.sum(axis=1, keepdims=True)
+        codes = np.array(self.predictor_.target.classes, np.int64)
+        found[:, codes] = output / output.sum(axis=1, keepdims=True)
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest labels (R,)."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
+        probabilities = self.predict_proba(X)
+        return np.asarray(self.classes_[probabilities.argmax(axis=1)])
 
 
 class Regressor(RegressorMixin, Tabular):  # type: ignore[misc]
