@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve._private.common import ReplicaState
 from ray.serve.exceptions import RayServeException
 
 from bishop_ray.errors import SourceUnavailable, UserError
@@ -98,10 +99,12 @@ def deploy(deployed: Deployed, replicas: int, cpus: float) -> None:
     try:
         serve.run(app, name=app_name(deployed.name), route_prefix="/")
     except RayServeException as error:
-        raise UserError(f"this Ray Serve has another application at '/': {_first(error)}") from error
+        raise UserError(f"this Ray Serve has another application at '/': {_reason(deployed.name, error)}") from error
     except RuntimeError as error:
         title = f"version {deployed.version} of {deployed.name}"
-        raise SourceUnavailable(f"{title} did not start; an earlier version goes on: {_first(error)}") from error
+        raise SourceUnavailable(
+            f"{title} did not start; an earlier one goes on: {_reason(deployed.name, error)}"
+        ) from error
 
 
 def running(name: str) -> Deployed | None:
@@ -114,15 +117,29 @@ def running(name: str) -> Deployed | None:
 
 
 def healthy(name: str) -> bool:
-    """Whether Serve says that the service runs."""
+    """Whether a replica answers."""
     application = serve.status().applications.get(app_name(name))
-    return application is not None and application.status in ("RUNNING", "DEPLOYING")
+    return application is not None and any(
+        part.replica_states.get(ReplicaState.RUNNING, 0) for part in application.deployments.values()
+    )
 
 
-def stop() -> None:
-    """Ends Serve on the Ray of this process: only for one that this process started itself."""
-    serve.shutdown()
+def address() -> tuple[str, int]:
+    """Host and port that Serve's proxies listen on."""
+    from ray.serve.context import _get_global_client
+
+    options = _get_global_client().http_config
+    return str(options.host), int(options.port)
 
 
-def _first(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+def stop(name: str) -> None:
+    """Takes a service away when its requests are answered."""
+    serve.delete(app_name(name))
+
+
+def _reason(name: str, error: Exception) -> str:
+    """Why a deployment failed: the last line of what its replica raised."""
+    application = serve.status().applications.get(app_name(name))
+    texts = [part.message for part in application.deployments.values()] if application else []
+    lines = [line.strip() for text in (str(error), *texts) for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
