@@ -7,23 +7,21 @@ and puts the model's present version in the place of the one that answers.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 from filelock import FileLock, Timeout
 
-from bishop_ray.errors import SourceUnavailable, UserError
+from bishop_ray.errors import UserError
 from bishop_ray.home import home
 from bishop_ray.serving import deployment
 from bishop_ray.serving.app import token_digest
+from bishop_ray.serving.place import free_port, read_note, url_of, write_note
 from bishop_ray.serving.served import Deployed
 from bishop_ray.tracking import find_version, load_best, tracking_uri
 from bishop_ray.tracking.names import safe_file_name
@@ -33,9 +31,6 @@ from bishop_ray.tuning.loopback import on_loopback
 TOKEN = "BISHOP_SERVE_TOKEN"  # noqa: S105  the name of a variable
 SHORTEST_TOKEN = 16
 HOST, PORT = "127.0.0.1", 8000
-START_SECONDS = 180.0
-"""How long another process may take to start the service that this one is to update."""
-
 Say = Callable[[str], None]
 
 
@@ -110,15 +105,17 @@ def _check_token(token: str) -> None:
 def _own(wish: Wish, new: Deployed, note: Path, say: Say) -> None:
     """Starts the service on a Ray of this process, and stays until it is interrupted."""
     host = wish.host or HOST
-    port = _free_port(host, PORT if wish.port is None else wish.port)
+    port = free_port(host, PORT if wish.port is None else wish.port)
     cluster = connect()
     try:
         new, made = _with_token(new, None)
         deployment.start(host, port)
         deployment.deploy(new, wish.replicas, _cpus(cluster, wish.replicas))
-        url = _url(host, port)
+        url = url_of(host, port)
         address = str(ray.get_runtime_context().gcs_address)
-        _write(note, {"address": address, "token": os.environ.get("RAY_AUTH_TOKEN", ""), "host": host, "port": port})
+        write_note(
+            note, {"address": address, "token": os.environ.get("RAY_AUTH_TOKEN", ""), "host": host, "port": port}
+        )
         _tell(wish, new, url, made, say)
         say("Ctrl-C ends it; the same command elsewhere puts the model's present version in its place")
         _watch(wish.name, say)
@@ -143,7 +140,7 @@ def _watch(name: str, say: Say) -> None:
 
 def _replace(wish: Wish, new: Deployed, note: Path, say: Say) -> None:
     """Puts a version in the place of the one that another process serves."""
-    found = _read(note)
+    found = read_note(note)
     _check_same(wish, found["host"], found["port"])
     if found["token"]:
         os.environ["RAY_AUTH_TOKEN"] = found["token"]
@@ -152,7 +149,7 @@ def _replace(wish: Wish, new: Deployed, note: Path, say: Say) -> None:
     try:
         new, _ = _with_token(new, deployment.running(wish.name))
         deployment.deploy(new, wish.replicas, _cpus(cluster, wish.replicas))
-        say(f"{wish.name}: version {new.version} ({wish.alias}) now answers at {_url(found['host'], found['port'])}")
+        say(f"{wish.name}: version {new.version} ({wish.alias}) now answers at {url_of(found['host'], found['port'])}")
     finally:
         ray.shutdown()
 
@@ -167,7 +164,7 @@ def _on_cluster(wish: Wish, new: Deployed, say: Say) -> None:
         resources = ray.cluster_resources()
         cluster = Cluster(float(resources.get("CPU", 0)), 0.0)
         deployment.deploy(new, wish.replicas, _cpus(cluster, wish.replicas))
-        _tell(wish, new, _url(host, port), made, say)
+        _tell(wish, new, url_of(host, port), made, say)
         say("it stays on the cluster; the same command puts the model's present version in its place")
     finally:
         ray.shutdown()
@@ -203,55 +200,7 @@ def _tell(wish: Wish, new: Deployed, url: str, made: str, say: Say) -> None:
         say("  note: other machines reach it, and requests and token are not encrypted; put TLS in front")
 
 
-def _free_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0.
-
-    Raises:
-        UserError: It cannot be listened on.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((host, port))
-            return int(trial.getsockname()[1])
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port}: cannot be listened on: {error.strerror or error}") from None
-
-
 def _check_same(wish: Wish, host: str, port: int) -> None:
     """A service that runs cannot move: UserError when a flag asks for that."""
     if (wish.host and wish.host != host) or (wish.port and wish.port != port):
-        raise UserError(f"--host, --port: the service runs at {_url(host, port)} already; stop it to move it")
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _write(note: Path, values: dict[str, Any]) -> None:
-    part = note.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        json.dump(values, file)
-    part.replace(note)
-
-
-def _read(note: Path) -> dict[str, Any]:
-    """What the process that serves has noted; waits while it is starting.
-
-    Raises:
-        SourceUnavailable: It does not get ready.
-    """
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
-        try:
-            found = json.loads(note.read_text("utf-8"))
-            return {"address": str(found["address"]), "token": str(found["token"]), "host": str(found["host"])} | {
-                "port": int(found["port"])
-            }
-        except FileNotFoundError:
-            time.sleep(0.5)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{note}: expected where the running service is; found a damaged file") from error
-    raise SourceUnavailable(f"another process has been starting this service for {START_SECONDS:g} seconds; see there")
+        raise UserError(f"--host, --port: the service runs at {url_of(host, port)} already; stop it to move it")
