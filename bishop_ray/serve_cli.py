@@ -84,7 +84,7 @@ def run_serve(args: argparse.Namespace) -> int:
         int(args.max_body * 1_000_000),
         args.ray_address or os.environ.get("RAY_ADDRESS", ""),
     )
-    serve_model(wish, lambda line: print(line, flush=True))
+    serve_model(wish, lambda line: print(line, flush=True), cli.catch_signals)
     return 0
 
 

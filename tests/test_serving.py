@@ -102,6 +102,7 @@ def test_replies_are_the_predictors_own(task: TaskType) -> None:
         ({MOMENT: 5}, MOMENT, "found 5"),
         ({MOMENT: "2024-13-01"}, MOMENT, "found '2024-13-01'"),
         ({"num_1": None}, "", ""),
+        ({"cat_0": "9" * 5000 + ".0", "cat_1": -0.0}, "", ""),
         ({"cat_0": None, MOMENT: None, "cat_1": "\ud800", "num_0": -0.0}, "", ""),
         ({"cat_0": 1.5, "cat_1": False, "num_0": 10**300, MOMENT: "2024-02-03T04:05:06Z"}, "", ""),
     ],
@@ -183,11 +184,8 @@ def test_other_types_are_refused(client: TestClient, headers: dict[str, str]) ->
 
 
 def test_a_body_without_a_length_is_limited_too(client: TestClient) -> None:
-    sent = []
-
     def endless() -> Iterator[bytes]:
-        for _ in range(10_000):
-            sent.append(1)
+        for _ in range(100):
             yield b" " * 10_000
 
     assert client.post("/predict", content=endless(), headers=AS_JSON).status_code == 413

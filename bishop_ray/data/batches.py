@@ -72,7 +72,7 @@ def level_text(text: str, levels: Sequence[str] | frozenset[str]) -> str:
     if canonical_text(text) in levels:
         return text
     number = _level_number(text)
-    if number in levels:
+    if number and number in levels:
         return number
     truth = text.strip().capitalize()
     return truth if truth in ("True", "False") and truth in levels else text
@@ -82,7 +82,7 @@ def _level_number(text: str) -> str:
     """The canonical text of the number that a text spells, or ""."""
     with contextlib.suppress(ValueError, OverflowError):
         if "_" not in text:  # Python would read "1_000" as a thousand
-            return str(canonical_text(int(text) if text.strip().lstrip("+-").isdecimal() else float(text)))
+            return canonical_text(int(text) if text.strip().lstrip("+-").isdecimal() else float(text)) or ""
     return ""
 
 

@@ -78,7 +78,7 @@ def app_name(name: str) -> str:
 
 def start(host: str, port: int) -> None:
     """Starts Serve's controller and proxy on the Ray of this process, unless they run already."""
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    _quiet()
     serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
 
 
@@ -94,6 +94,7 @@ def deploy(deployed: Deployed, replicas: int, cpus: float) -> None:
         SourceUnavailable: It could not be started; the earlier version goes on answering.
         UserError: The address belongs to another application of this Serve.
     """
+    _quiet()
     server: Any = ModelServer
     app = server.options(num_replicas=replicas, ray_actor_options={"num_cpus": cpus}).bind(deployed)
     try:
@@ -134,7 +135,13 @@ def address() -> tuple[str, int]:
 
 def stop(name: str) -> None:
     """Takes a service away when its requests are answered."""
-    serve.delete(app_name(name))
+    with contextlib.suppress(RayServeException):  # it may have been interrupted before Serve ran
+        serve.delete(app_name(name))
+
+
+def _quiet() -> None:
+    """Ray Serve's news stay in its own log files."""
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def _reason(name: str, error: Exception) -> str:

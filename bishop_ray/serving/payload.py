@@ -159,7 +159,14 @@ def _bad_moments(values: list[Any]) -> bool:
         return True
     try:
         to_numbers(pd.Series(known, dtype=object, name="moment"), moment=True)
-    except (UserError, ValueError, TypeError, AttributeError, ArithmeticError):  # the reader of dates knows them all
+    except (
+        UserError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        LookupError,
+    ):  # the reader of dates knows them all
         return True
     return False
 

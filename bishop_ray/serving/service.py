@@ -59,7 +59,7 @@ class Wish:
     ray_address: str = ""
 
 
-def serve_model(wish: Wish, say: Say) -> None:
+def serve_model(wish: Wish, say: Say, catch_signals: Callable[[], None] = lambda: None) -> None:
     """Serves a model: on a cluster returns when it answers, on a Ray of its own when it is stopped (Ctrl-C).
 
     Where the model is served already, its present version replaces the one that answers, and the call returns.
@@ -67,6 +67,7 @@ def serve_model(wish: Wish, say: Say) -> None:
     Args:
         wish: What is to be served.
         say: Told a line at a time.
+        catch_signals: Called when Ray, which puts handlers of its own in place, has started.
 
     Raises:
         UserError: No such model or version, a token that is none, an address that cannot be listened on.
@@ -90,7 +91,7 @@ def serve_model(wish: Wish, say: Say) -> None:
     try:
         with lock:
             note.unlink(missing_ok=True)
-            _own(wish, new, note, say)
+            _own(wish, new, note, say, catch_signals)
     except Timeout:
         _replace(wish, new, note, say)
 
@@ -102,11 +103,12 @@ def _check_token(token: str) -> None:
         )
 
 
-def _own(wish: Wish, new: Deployed, note: Path, say: Say) -> None:
+def _own(wish: Wish, new: Deployed, note: Path, say: Say, catch_signals: Callable[[], None]) -> None:
     """Starts the service on a Ray of this process, and stays until it is interrupted."""
     host = wish.host or HOST
     port = free_port(host, PORT if wish.port is None else wish.port)
     cluster = connect()
+    catch_signals()
     try:
         new, made = _with_token(new, None)
         deployment.start(host, port)
