@@ -228,7 +228,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_values_are_a_fault_of_ours(client: TestClient, data: st.DataObject) -> None:
     dates = st.text("0123456789-:T.Z+ apmWQ/", max_size=14)

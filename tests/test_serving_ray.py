@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fakes import make_table
 from test_predictor import make_predictor
@@ -153,25 +154,40 @@ def test_versions_change_without_a_failed_request(service: Service, register: Ca
     assert note.stat().st_mode & 0o777 == 0o600
     assert service.token not in note.read_text()
     _fuzz(service)
-    _only_on_loopback(service)
+    _only_on_loopback(service.process.pid)
     service.process.send_signal(signal.SIGINT)
     assert service.process.wait(60) == 0
     assert not note.exists()
 
 
-def _only_on_loopback(service: Service) -> None:
-    others = {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
-    port = int(service.url.rpartition(":")[2])
-    for address in others - {"127.0.0.1", "127.0.1.1"}:
-        with socket.socket() as trial:
-            trial.settimeout(2)
-            assert trial.connect_ex((address, port)) != 0, f"{address}:{port} can be reached"
+def _tree(root: int) -> list[psutil.Process]:
+    process = psutil.Process(root)
+    return [process, *process.children(recursive=True)]
+
+
+def _only_on_loopback(root: int) -> None:
+    """All sockets of the service, Ray's and Serve's, take connections of this machine alone."""
+    seen = set()
+    for process in _tree(root):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seen |= {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    assert seen
+    assert {address.removeprefix("::ffff:") for address in seen} <= {"127.0.0.1", "::1"}
+
+
+def _memory(root: int) -> float:
+    """Resident bytes of a process and all below it."""
+    total = 0.0
+    for process in _tree(root):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
 
 
 def _fuzz(service: Service) -> None:
     """Requests after the OpenAPI document and against it: none is a fault of ours, and memory stays bounded."""
     import schemathesis
-    from hypothesis import HealthCheck, settings
+    from hypothesis import HealthCheck, given, settings
 
     status, document = service.call("/openapi.json")
     assert status == 200
@@ -194,8 +210,6 @@ def _fuzz(service: Service) -> None:
                 seen.add(reply.status_code)
                 assert reply.status_code < 500, (case.method, case.path, case.body, reply.text)
 
-            from hypothesis import given
-
             quiet = settings(max_examples=many, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             try:
                 strategy = operation.as_strategy(generation_mode=mode)
@@ -205,20 +219,3 @@ def _fuzz(service: Service) -> None:
     assert sent >= FUZZ // 2
     assert {200, 422} <= seen
     assert _memory(service.process.pid) < before + 500e6
-
-
-def _memory(root: int) -> float:
-    """Resident bytes of a process and all that descend from it."""
-    parents: dict[int, int] = {}
-    sizes: dict[int, int] = {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            try:
-                parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-                sizes[int(place.name)] = int((place / "statm").read_text().split()[1])
-            except OSError:
-                continue
-    found = {root}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return float(sum(sizes.get(pid, 0) for pid in found) * os.sysconf("SC_PAGE_SIZE"))

@@ -110,7 +110,7 @@ def deploy(deployed: Deployed, replicas: int, cpus: float) -> None:
 
 def running(name: str) -> Deployed | None:
     """What serves a model on this Ray at the moment; None when nothing does."""
-    if app_name(name) not in serve.status().applications:
+    if not healthy(name):
         return None
     handle = serve.get_app_handle(app_name(name))
     found = handle.deployed.remote().result(timeout_s=60)
