@@ -185,7 +185,7 @@ def _memory(root: int) -> float:
 
 
 def _fuzz(service: Service) -> None:
-    """Requests after the OpenAPI document and against it: none is a fault of ours, and memory stays bounded."""
+    """Requests that fit the OpenAPI document, and that do not: none is a fault of ours, and memory stays bounded."""
     import schemathesis
     from hypothesis import HealthCheck, given, settings
 
@@ -193,29 +193,22 @@ def _fuzz(service: Service) -> None:
     assert status == 200
     api = schemathesis.openapi.from_dict(document)
     before = _memory(service.process.pid)
-    sent = 0
-    seen: set[int] = set()
-    operations = [operation.ok() for operation in api.get_all_operations()]
-    share = max(1, FUZZ // (2 * len(operations)))
-    for operation in operations:
-        many = FUZZ // 2 if operation.path == "/predict" else share
-        for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+    seen: list[int] = []
 
-            def check(case: Any) -> None:
-                nonlocal sent
-                reply = case.call(
-                    base_url=service.url, headers={"Authorization": f"Bearer {service.token}"}, timeout=60
-                )
-                sent += 1
-                seen.add(reply.status_code)
-                assert reply.status_code < 500, (case.method, case.path, case.body, reply.text)
+    def ask(case: Any) -> None:
+        reply = case.call(base_url=service.url, headers={"Authorization": f"Bearer {service.token}"}, timeout=60)
+        seen.append(reply.status_code)
+        assert reply.status_code < 500, (case.method, case.path, case.body, reply.text)
 
-            quiet = settings(max_examples=many, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-            try:
-                strategy = operation.as_strategy(generation_mode=mode)
-            except Exception:  # an operation without parameters has nothing to be wrong
-                continue
-            quiet(given(case=strategy)(check))()
-    assert sent >= FUZZ // 2
-    assert {200, 422} <= seen
+    modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+    for operation in (found.ok() for found in api.get_all_operations()):
+        predicts = operation.path == "/predict"  # the others take nothing that could be varied
+        quiet = settings(
+            max_examples=FUZZ // 2 if predicts else 1, deadline=None, database=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        for mode in modes if predicts else modes[:1]:
+            quiet(given(case=operation.as_strategy(generation_mode=mode))(ask))()
+    assert len(seen) >= 0.8 * FUZZ
+    assert {200, 422} <= set(seen)
     assert _memory(service.process.pid) < before + 500e6
