@@ -145,7 +145,7 @@ def _texts(text: TextIO, comma: str, keep: Sequence[str], rows: int) -> Iterator
 def _values(series: pd.Series, kind: str, levels: frozenset[str] | None) -> pd.Series:
     if kind == "number":
         # Truth values among numbers are told by their text, however many rows of a batch hold them.
-        mixed = series.dtype in (bool, object)
+        mixed = pd.api.types.is_bool_dtype(series.dtype) or pd.api.types.is_object_dtype(series.dtype)
         return series.map(lambda value: str(value) if isinstance(value, bool) else value) if mixed else series
     if levels is None:
         return series.astype(object)

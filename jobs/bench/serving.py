@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -65,7 +65,7 @@ def model_call(predictor: Predictor, rows: list[dict[str, object]], repeats: int
 
     model = Served(predictor, NAME, 1)
     requests = [[row] for row in rows]
-    sides = {
+    sides: dict[str, Callable[[], object]] = {
         f"model call, 1 x {TOGETHER} rows": lambda: model.reply(requests),
         f"model call, {TOGETHER} x 1 row": lambda: [model.reply([request]) for request in requests],
     }
