@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
-    "tracking", "tuning", "ablations", "reporting", "listing", "comparison", "screen", "flags", "cli",
+    "tracking", "tuning", "ablations", "reporting", "serving", "listing", "comparison", "screen", "flags", "cli",
     "choices", "commands", "sklearn", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli",
-    "reproduce_cli", "doctor_cli", "jobs",
+    "reproduce_cli", "doctor_cli", "serve_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -60,12 +60,15 @@ HOMES = {
         "bishop_ray/training/groups.py",
         "bishop_ray/tuning/",
         "bishop_ray/ablations/run.py",
+        "bishop_ray/serving/deployment.py",
+        "bishop_ray/serving/service.py",
         "jobs/bench/memory.py",
         "jobs/bench/groups.py",
     ),
     "optuna": ("bishop_ray/tuning/", "jobs/bench/search.py"),
     "mlflow": ("bishop_ray/tracking/",),
     "plotly": ("bishop_ray/reporting/",),
+    "fastapi": ("bishop_ray/serving/",),
     "argparse": (
         "bishop_ray/flags.py",
         "bishop_ray/cli.py",
@@ -79,6 +82,7 @@ HOMES = {
         "bishop_ray/report_cli.py",
         "bishop_ray/train_cli.py",
         "bishop_ray/reproduce_cli.py",
+        "bishop_ray/serve_cli.py",
         "jobs/",
     ),
     "pickle": (),

@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray import ablate_cli, cli, doctor_cli, models_cli, report_cli, reproduce_cli, theory_cli, train_cli
+from bishop_ray import (
+    ablate_cli,
+    cli,
+    doctor_cli,
+    models_cli,
+    report_cli,
+    reproduce_cli,
+    serve_cli,
+    theory_cli,
+    train_cli,
+)
 from bishop_ray.ablations.settings import ABLATIONS, chosen
 from bishop_ray.models import MODELS
 
@@ -59,6 +69,13 @@ def test_report_lines_parse(line: str) -> None:
     words = shlex.split(line)
     args = report_cli.report_parser().parse_args(words[words.index("jobs/report.py") + 1 :])
     assert args.studies or args.experiment or args.paper_table
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "jobs/serve.py" in line or "jobs/predict.py" in line])
+def test_serving_lines_parse(line: str) -> None:
+    job, *words = shlex.split(line)[1:]
+    parser = serve_cli.serve_parser() if job == "jobs/serve.py" else serve_cli.predict_parser()
+    assert parser.parse_args(words).name
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/train.py" in line])
@@ -137,6 +154,8 @@ def parsers() -> list[argparse.ArgumentParser]:
         ablate_cli.ablate_parser(),
         theory_cli.theory_parser(),
         doctor_cli.doctor_parser(),
+        serve_cli.serve_parser(),
+        serve_cli.predict_parser(),
         *actions.choices.values(),
     ]
 

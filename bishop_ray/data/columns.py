@@ -49,7 +49,9 @@ def canonical_text(value: Any) -> str | None:
         return value.isoformat()
     text = str(value)
     whole = _WHOLE.fullmatch(text)
-    return str(int(whole[1])) if whole else text
+    if whole is None:
+        return text
+    return "0" if whole[1] == "-0" else whole[1]  # not through int(), which refuses thousands of digits
 
 
 def category_codes(series: pd.Series) -> tuple[NDArray[np.int64], list[str]]:

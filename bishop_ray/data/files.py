@@ -40,7 +40,7 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     file = Path(path)
     try:
         if file.name.lower().endswith(".parquet"):
-            with _readable(file):
+            with readable(file):
                 return pd.read_parquet(file)
         return _read_text(file)
     except csv.Error as error:
@@ -58,13 +58,13 @@ def decode_text(file: Path) -> str:
     Raises:
         BadTable: It cannot be read.
     """
-    with _readable(file):
+    with readable(file):
         data = gzip.decompress(file.read_bytes()) if file.name.lower().endswith(".gz") else file.read_bytes()
         return data.decode("utf-8-sig")
 
 
 @contextlib.contextmanager
-def _readable(file: Path) -> Iterator[None]:
+def readable(file: Path) -> Iterator[None]:
     """Whatever goes wrong with a file's bytes is a `BadTable` that names it."""
     try:
         yield

@@ -3,6 +3,7 @@
 ``single.py`` is one preprocessor with one model, ``ensemble.py`` a weighted mean of several; both are a `Predictor`.
 """
 
+from bishop_ray.predictor.answers import Answers, answers, label_texts
 from bishop_ray.predictor.ensemble import EnsembleMember, EnsemblePredictor
 from bishop_ray.predictor.files import FORMAT, MANIFEST, fingerprint
 from bishop_ray.predictor.single import ENSEMBLE, Predictor
@@ -14,8 +15,11 @@ __all__ = [
     "MANIFEST",
     "MODEL",
     "WEIGHTS",
+    "Answers",
     "EnsembleMember",
     "EnsemblePredictor",
     "Predictor",
+    "answers",
     "fingerprint",
+    "label_texts",
 ]

@@ -94,6 +94,15 @@ class EnsemblePredictor(Predictor):
         return self.members[0].predictor.target
 
     @property
+    def levels(self) -> dict[str, tuple[str, ...]]:
+        """The category texts that any member saw in training, by column."""
+        merged: dict[str, tuple[str, ...]] = {}
+        for member in self.members:
+            for name, levels in member.predictor.levels.items():
+                merged[name] = tuple(dict.fromkeys(merged.get(name, ()) + levels))
+        return merged
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """Names, in the registry of models, of what predicts; each once."""
         return tuple(dict.fromkeys(member.predictor.model_name for member in self.members))

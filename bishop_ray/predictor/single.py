@@ -61,6 +61,11 @@ class Predictor:
         return self.preprocessor.schema
 
     @property
+    def levels(self) -> dict[str, tuple[str, ...]]:
+        """The category texts seen in training, by column."""
+        return {column.name: column.levels for column in self.preprocessor.categories}
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """Names, in the registry of models, of what predicts; each once."""
         return (self.model_name,)

@@ -10,7 +10,7 @@ from bishop_ray.tracking.closing import complete, settle
 from bishop_ray.tracking.environment import environment
 from bishop_ray.tracking.finding import study_run
 from bishop_ray.tracking.frame import runs_frame
-from bishop_ray.tracking.loading import load_best
+from bishop_ray.tracking.loading import find_version, load_best
 from bishop_ray.tracking.registry import RegisteredModel, register_best
 from bishop_ray.tracking.spool import SPOOL, replay_spool
 from bishop_ray.tracking.store import check_tracking
@@ -24,6 +24,7 @@ __all__ = [
     "check_tracking",
     "complete",
     "environment",
+    "find_version",
     "load_best",
     "public_uri",
     "register_best",

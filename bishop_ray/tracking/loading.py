@@ -56,6 +56,28 @@ def load_best(name: str, alias: str = "champion", uri: str = "") -> Predictor:
         return Predictor.load(folder)
 
 
+def find_version(name: str, alias: str = "champion", uri: str = "") -> int:
+    """The number of the version behind an alias at this moment.
+
+    Args:
+        name: Registered name.
+        alias: As `load_best` takes it.
+        uri: MLflow address, see `tracking_uri`.
+
+    Raises:
+        UnknownName: No such model, alias or version.
+        SourceUnavailable: The server does not answer.
+    """
+    uri = tracking_uri(uri)
+    with patient():
+        try:
+            return int(_resolve(open_client(uri), name, alias))
+        except Exception as error:
+            if not from_mlflow(error):
+                raise
+            raise as_user_error(error, uri) from error
+
+
 def _resolve(client: MlflowClient, name: str, alias: str) -> str:
     """The version number behind an alias."""
     models = {str(m.name): m for m in client.search_registered_models(max_results=1000)}

@@ -1,0 +1,197 @@
+"""Files larger than memory, some rows at a time: each value reads the same whatever batch it is in."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bishop_ray.data.columns import canonical_text
+from bishop_ray.data.files import readable
+from bishop_ray.errors import BadTable
+
+Schema = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a file.
+
+    Attributes:
+        first: Number of its first row in the file, from 1, the header not counted.
+        frame: The columns of the schema.
+        kept: The columns to be handed on, as they are in the file: of text files their text.
+    """
+
+    first: int
+    frame: pd.DataFrame
+    kept: pa.Table
+
+    @property
+    def where(self) -> str:
+        """Its rows in a message."""
+        return f"rows {self.first}-{self.first + len(self.frame) - 1}"
+
+
+def read_batches(
+    file: Path, rows: int, schema: Schema, levels: Mapping[str, Sequence[str]], keep: Sequence[str] = ()
+) -> Iterator[Batch]:
+    """The rows of a .csv, .tsv (also .gz) or .parquet file in order; of a file without rows one empty batch.
+
+    In a text file nothing but the text says what a value is, and what pandas makes of a column depends on the rows it
+    sees: "01" is the number 1 among numbers, and a text beside "A5". So columns of categories are read as text, and a
+    text that training does not know stands for the number or truth value it spells, if training knows that one. Blank
+    lines are no rows.
+
+    Args:
+        file: The file.
+        rows: Of a batch, at most.
+        schema: Columns to read and their kinds, see `Predictor.schema`.
+        levels: Category texts that training knows, by column.
+        keep: Columns to hand on.
+
+    Raises:
+        BadTable: The file cannot be read, lacks a column, names one twice, or has rows of another length.
+    """
+    batches = _parquet_batches if file.name.lower().endswith(".parquet") else _text_batches
+    yield from batches(file, rows, schema, levels, keep)
+
+
+def level_text(text: str, levels: Sequence[str] | frozenset[str]) -> str:
+    """The level that a text of a file means, or the text itself when it means none of them."""
+    if canonical_text(text) in levels:
+        return text
+    number = _level_number(text)
+    if number and number in levels:
+        return number
+    truth = text.strip().capitalize()
+    return truth if truth in ("True", "False") and truth in levels else text
+
+
+def _level_number(text: str) -> str:
+    """The canonical text of the number that a text spells, or ""."""
+    with contextlib.suppress(ValueError, OverflowError):
+        if "_" not in text:  # Python would read "1_000" as a thousand
+            return canonical_text(int(text) if text.strip().lstrip("+-").isdecimal() else float(text)) or ""
+    return ""
+
+
+def _parquet_batches(
+    file: Path, rows: int, schema: Schema, levels: Mapping[str, Sequence[str]], keep: Sequence[str]
+) -> Iterator[Batch]:
+    wanted = [name for name, _ in schema]
+    first = 1
+    with readable(file):
+        with pq.ParquetFile(file) as source:
+            _check_columns(file, source.schema_arrow.names, wanted, keep)
+            empty = source.schema_arrow.empty_table()
+            for part in source.iter_batches(rows, columns=list(dict.fromkeys([*wanted, *keep]))):
+                table = pa.Table.from_batches([part])
+                yield _from_table(first, table, wanted, keep)
+                first += table.num_rows
+        if first == 1:
+            yield _from_table(first, empty, wanted, keep)
+
+
+def _from_table(first: int, table: pa.Table, wanted: list[str], keep: Sequence[str]) -> Batch:
+    return Batch(first, table.select(wanted).to_pandas(ignore_metadata=True), table.select(list(keep)))
+
+
+def _text_batches(
+    file: Path, rows: int, schema: Schema, levels: Mapping[str, Sequence[str]], keep: Sequence[str]
+) -> Iterator[Batch]:
+    kinds, known = dict(schema), {name: frozenset(found) for name, found in levels.items()}
+    comma = "\t" if ".tsv" in Path(file.name.lower()).suffixes else ","
+    names = _header(file, comma)
+    _check_columns(file, names, list(kinds), keep)
+    types = {name: "str" for name in names if kinds.get(name) != "number"}
+    first = 1
+    with _fault_named(file), _open(file) as text, _open(file) as again, warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
+        parts = pd.read_csv(text, sep=comma, index_col=False, dtype=types, low_memory=False, chunksize=rows)
+        with parts:
+            for part, kept in zip(parts, _texts(again, comma, keep, rows), strict=False):
+                frame = pd.DataFrame({name: _values(part[name], kinds[name], known.get(name)) for name in kinds})
+                yield Batch(first, frame, kept)
+                first += len(part)
+    if first == 1:
+        nothing = {name: pd.Series([], dtype="float64" if kind == "number" else object) for name, kind in schema}
+        yield Batch(1, pd.DataFrame(nothing), pa.table({name: pa.array([], pa.string()) for name in keep}))
+
+
+def _texts(text: TextIO, comma: str, keep: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """The columns to hand on, `rows` at a time; read apart, so that they keep their very text, "NA" and "01" too."""
+    if not keep:
+        yield from itertools.repeat(pa.table({}))
+    wanted = list(keep)
+    parts = pd.read_csv(
+        text, sep=comma, index_col=False, dtype="str", na_filter=False, usecols=wanted, chunksize=rows
+    )  # fmt: skip
+    with parts:
+        for part in parts:
+            yield pa.table({name: pa.array(part[name].tolist(), pa.string()) for name in wanted})
+
+
+def _values(series: pd.Series, kind: str, levels: frozenset[str] | None) -> pd.Series:
+    if kind == "number":
+        # Truth values among numbers are told by their text, however many rows of a batch hold them.
+        mixed = pd.api.types.is_bool_dtype(series.dtype) or pd.api.types.is_object_dtype(series.dtype)
+        return series.map(lambda value: str(value) if isinstance(value, bool) else value) if mixed else series
+    if levels is None:
+        return series.astype(object)
+    meant = {text: level_text(text, levels) for text in series.dropna().unique()}
+    return series.astype(object).map(meant)
+
+
+def _header(file: Path, comma: str) -> list[str]:
+    """Column names as pandas gives them."""
+    with _fault_named(file), _open(file) as text:
+        given = next(csv.reader(text, delimiter=comma), [])
+    twice = sorted({name for name in given if name and given.count(name) > 1})
+    if twice:
+        raise BadTable(f"{file}: column {twice[0]!r} comes {given.count(twice[0])} times; expected unique names")
+    with _fault_named(file), _open(file) as text:
+        return list(pd.read_csv(text, sep=comma, index_col=False, nrows=0).columns)
+
+
+def _check_columns(file: Path, names: Sequence[str], wanted: Sequence[str], keep: Sequence[str]) -> None:
+    for flag, asked in (("", wanted), ("--keep: ", keep)):
+        absent = [name for name in asked if name not in names]
+        if absent:
+            shown = ", ".join(map(repr, absent[:10])) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
+            expected = "" if flag else "; expected the columns of the training table"
+            raise BadTable(f"{flag}{file}: missing column{'s' * (len(absent) > 1)} {shown}{expected}")
+    for name in (*wanted, *keep):
+        if list(names).count(name) > 1:
+            raise BadTable(f"{file}: column {name!r} comes {list(names).count(name)} times; expected unique names")
+
+
+@contextlib.contextmanager
+def _open(file: Path) -> Iterator[TextIO]:
+    if file.name.lower().endswith(".gz"):
+        with gzip.open(file, "rt", encoding="utf-8-sig", newline="") as text:
+            yield text
+    else:
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            yield text
+
+
+@contextlib.contextmanager
+def _fault_named(file: Path) -> Iterator[None]:
+    try:
+        with readable(file):
+            yield
+    except pd.errors.EmptyDataError:
+        raise BadTable(f"{file}: the file is empty; expected a header line and rows") from None
+    except (csv.Error, pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        raise BadTable(f"{file}: cannot be read: {' '.join(str(error).split())}") from None

@@ -1,0 +1,155 @@
+"""The Ray Serve deployment: what a replica is, and how one version takes the place of another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve._private.common import ReplicaState
+from ray.serve.exceptions import RayServeException
+
+from bishop_ray.errors import SourceUnavailable, UserError
+from bishop_ray.serving.app import build_app
+from bishop_ray.serving.payload import Rows
+from bishop_ray.serving.served import Deployed, Reply, Served
+from bishop_ray.tracking import load_best
+
+BATCH = 32
+"""Requests that one call of the model answers together, at most."""
+
+MANY = 256
+"""A request with more rows than this is no part of a batch: it fills a call by itself."""
+
+ONGOING, WAITING = 128, 1024
+"""Requests at a time that a replica works on, and that wait for a replica; further ones are answered 503."""
+
+
+@serve.deployment(
+    name="model",
+    max_ongoing_requests=ONGOING,
+    max_queued_requests=WAITING,
+    max_surge_percent=100,  # new replicas first: the old ones answer until these do
+    max_constructor_retry_count=2,
+    graceful_shutdown_wait_loop_s=0.5,
+)
+@serve.ingress()
+class ModelServer:
+    """A replica: one version of one model.
+
+    Args:
+        deployed: Which model, and how it answers.
+    """
+
+    def __init__(self, deployed: Deployed) -> None:
+        predictor = load_best(deployed.name, str(deployed.version), deployed.uri)
+        self._deployed = deployed
+        self._served = Served(predictor, deployed.name, deployed.version)
+        with contextlib.suppress(UserError):  # a model that cannot do without a value says so when it is asked
+            self._served.reply([[dict.fromkeys((name for name, _ in predictor.schema), None)]])
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The HTTP application of this replica."""
+        return build_app(self._served, self._ask, self._deployed.token_digest, self._deployed.max_body)
+
+    def deployed(self) -> Deployed:
+        """What this replica was told; reached through Ray only, not over HTTP."""
+        return self._deployed
+
+    async def _ask(self, rows: Rows) -> Reply | UserError:
+        if len(rows) > MANY:
+            return (await asyncio.to_thread(self._served.reply, [rows]))[0]
+        found: Reply | UserError = await self._batch(rows)
+        return found
+
+    # No waiting: what arrives while the model computes is the next batch, and a lone request is not held up.
+    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=0.0)
+    async def _batch(self, requests: list[Rows]) -> list[Reply | UserError]:
+        return await asyncio.to_thread(self._served.reply, requests)
+
+
+def app_name(name: str) -> str:
+    """The name that Serve knows a model's service by."""
+    return f"bishop {name}".replace("#", " ")
+
+
+def start(host: str, port: int) -> None:
+    """Starts Serve's controller and proxy on the Ray of this process, unless they run already."""
+    _quiet()
+    serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+
+
+def deploy(deployed: Deployed, replicas: int, cpus: float) -> None:
+    """Puts a version into service, in the place of the model's version that is there; returns when it answers.
+
+    Args:
+        deployed: The version.
+        replicas: Processes that answer.
+        cpus: CPUs that each reserves; while versions change, twice the replicas run.
+
+    Raises:
+        SourceUnavailable: It could not be started; the earlier version goes on answering.
+        UserError: The address belongs to another application of this Serve.
+    """
+    _quiet()
+    server: Any = ModelServer
+    app = server.options(num_replicas=replicas, ray_actor_options={"num_cpus": cpus}).bind(deployed)
+    try:
+        serve.run(app, name=app_name(deployed.name), route_prefix="/")
+    except RayServeException as error:
+        raise UserError(f"this Ray Serve has another application at '/': {_reason(deployed.name, error)}") from error
+    except RuntimeError as error:
+        title = f"version {deployed.version} of {deployed.name}"
+        raise SourceUnavailable(
+            f"{title} did not start; an earlier one goes on: {_reason(deployed.name, error)}"
+        ) from error
+
+
+def running(name: str) -> Deployed | None:
+    """What serves a model on this Ray at the moment; None when nothing does."""
+    if not healthy(name):
+        return None
+    handle = serve.get_app_handle(app_name(name))
+    found = handle.deployed.remote().result(timeout_s=60)
+    return found if isinstance(found, Deployed) else None
+
+
+def healthy(name: str) -> bool:
+    """Whether a replica answers."""
+    application = serve.status().applications.get(app_name(name))
+    return application is not None and any(
+        part.replica_states.get(ReplicaState.RUNNING, 0) for part in application.deployments.values()
+    )
+
+
+def address() -> tuple[str, int]:
+    """Host and port that Serve's proxies listen on."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    if client is None:
+        raise SourceUnavailable("this Ray runs no Ray Serve")
+    options = client.http_config
+    return str(options.host), int(options.port)
+
+
+def stop(name: str) -> None:
+    """Takes a service away when its requests are answered."""
+    with contextlib.suppress(RayServeException):  # it may have been interrupted before Serve ran
+        serve.delete(app_name(name))
+
+
+def _quiet() -> None:
+    """Ray Serve's news stay in its own log files."""
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+
+def _reason(name: str, error: Exception) -> str:
+    """Why a deployment failed: the last line of what its replica raised."""
+    application = serve.status().applications.get(app_name(name))
+    texts = [part.message for part in application.deployments.values()] if application else []
+    lines = [line.strip() for text in (str(error), *texts) for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

@@ -1,0 +1,286 @@
+"""The HTTP face of a service around a real predictor: replies, errors per field, limits; never a fault of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes import UNSEEN, make_table
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_predictor import make_predictor
+
+from bishop_ray import serve_cli
+from bishop_ray.data.table import RawDataset, TaskType
+from bishop_ray.errors import UserError
+from bishop_ray.predictor import Predictor
+from bishop_ray.serving.app import build_app, token_digest
+from bishop_ray.serving.payload import MAX_FAULTS, MAX_ROWS, Rows
+from bishop_ray.serving.served import Reply, Served
+
+TOKEN = "a token of the tests"
+LIMIT = 200_000
+NAME = "wines \U0001f377"
+MOMENT = "when, \u00e9\U0001f600"
+
+
+def odd_table(task: TaskType) -> RawDataset:
+    """A table with a date column whose name is not plain."""
+    raw = make_table(task, rows=60, with_missing=True)
+    days = pd.Series(pd.date_range("2024-01-01", periods=60, freq="D"), name=MOMENT)
+    return RawDataset(raw.name, raw.frame.assign(**{MOMENT: days}), raw.target, raw.task, raw.categorical)
+
+
+def client_of(predictor: Predictor, limit: int = LIMIT) -> TestClient:
+    served = Served(predictor, NAME, 3)
+
+    async def ask(rows: Rows) -> Reply | UserError:
+        return (await asyncio.to_thread(served.reply, [rows]))[0]
+
+    app = build_app(served, ask, token_digest(TOKEN), limit)
+    return TestClient(app, headers={"Authorization": f"Bearer {TOKEN}"}, raise_server_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return make_predictor(odd_table(TaskType.BINARY))
+
+
+@pytest.fixture(scope="module")
+def client(predictor: Predictor) -> Iterator[TestClient]:
+    with client_of(predictor) as made:
+        yield made
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    plain: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", date_format="iso"))
+    return plain
+
+
+ROW = rows_of(odd_table(TaskType.BINARY).frame)[1]
+
+
+@pytest.mark.parametrize("task", list(TaskType))
+def test_replies_are_the_predictors_own(task: TaskType) -> None:
+    made = make_predictor(odd_table(task))
+    frame = odd_table(task).frame.head(20)
+    frame.loc[3, "cat_0"] = UNSEEN
+    with client_of(made) as client:
+        reply = client.post("/predict", json={"rows": [row | {"extra": [1]} for row in rows_of(frame)]})
+    assert reply.status_code == 200, reply.text
+    found = reply.json()
+    assert (found["model"], found["version"]) == (NAME, 3)
+    if task.is_classification:
+        expected = made.predict_proba(frame)
+        assert found["predictions"] == made.predict(frame).tolist()
+        assert [list(row) for row in found["probabilities"]] == [list(expected.columns)] * 20
+        np.testing.assert_allclose(pd.DataFrame(found["probabilities"]), expected, rtol=1e-6)
+    else:
+        np.testing.assert_allclose(found["predictions"], made.predict(frame), rtol=1e-6)
+        assert found["probabilities"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"num_0": "12"}, "num_0", "expected a number or null; found '12'"),
+        ({"num_0": True}, "num_0", "expected a number or null; found true"),
+        ({"num_0": [1]}, "num_0", "expected a number or null; found a list"),
+        ({"num_0": 10**400}, "num_0", "found a number beyond float64"),
+        ({"cat_0": {"a": 1}}, "cat_0", "expected a text, number, boolean or null; found an object"),
+        ({MOMENT: "yesterday"}, MOMENT, "expected a date or time as ISO 8601 text, or null; found 'yesterday'"),
+        ({MOMENT: "now"}, MOMENT, "found 'now'"),
+        ({MOMENT: 5}, MOMENT, "found 5"),
+        ({MOMENT: "2024-13-01"}, MOMENT, "found '2024-13-01'"),
+        ({"num_1": None}, "", ""),
+        ({"cat_0": "9" * 5000 + ".0", "cat_1": -0.0}, "", ""),
+        ({"cat_0": None, MOMENT: None, "cat_1": "\ud800", "num_0": -0.0}, "", ""),
+        ({"cat_0": 1.5, "cat_1": False, "num_0": 10**300, MOMENT: "2024-02-03T04:05:06Z"}, "", ""),
+    ],
+)
+def test_an_error_per_field(client: TestClient, change: dict[str, Any], field: str, words: str) -> None:
+    reply = client.post("/predict", content=json.dumps({"rows": [ROW, ROW | change]}), headers=AS_JSON)
+    if not field:
+        assert reply.status_code == 200, reply.text
+        return
+    assert reply.status_code == 422
+    (entry,) = reply.json()["detail"]
+    assert entry["loc"] == ["body", "rows", 1, field]
+    assert words in entry["msg"]
+
+
+def test_a_missing_column_is_named_per_row_and_faults_are_bounded(client: TestClient) -> None:
+    short = {name: value for name, value in ROW.items() if name != "num_2"}
+    reply = client.post("/predict", json={"rows": [ROW, short]})
+    assert reply.status_code == 422
+    assert [entry["loc"] for entry in reply.json()["detail"]] == [["body", "rows", 1, "num_2"]]
+    many = client.post("/predict", json={"rows": [{}] * 5000})
+    assert (many.status_code, len(many.json()["detail"])) == (422, MAX_FAULTS)
+
+
+AS_JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "expected JSON"),
+        (b"{", 400, "expected JSON"),
+        (b'{"rows": [{"num_0": NaN}]}', 400, "write null for a missing value"),
+        (b'{"rows": [{"num_0": -Infinity}]}', 400, "-Infinity"),
+        (b'{"rows": [{"num_0": ' + b"9" * 5000 + b"}]}", 400, "expected JSON"),
+        (b'{"rows": [{"a": 1, "a": 2}]}', 400, "comes twice"),
+        (b"[" * 100_000, 400, "nested without end"),
+        (b'{"a":' * 20_000, 400, "nested without end"),
+        (b'{"rows": ["\xff"]}', 400, "UTF-8"),
+        ('{"rows": []}'.encode("utf-16"), 400, "UTF-8"),
+        (b"null", 422, "expected an object"),
+        (b"[]", 422, "expected an object"),
+        (b"{}", 422, "missing"),
+        (b'{"rows": []}', 422, f"expected 1 to {MAX_ROWS} rows; found 0"),
+        (b'{"rows": {"num_0": 1}}', 422, "expected a list"),
+        (b'{"rows": [1, null, []]}', 422, "expected an object; found 1"),
+        (b'{"rows": [{}], "row": 1}', 422, "no field beside rows"),
+        (b'{"rows": [' + b",".join([b"0"] * (MAX_ROWS + 1)) + b"]}", 422, f"found {MAX_ROWS + 1}"),
+        (b'{"rows": "' + b"x" * LIMIT + b'"}', 413, f"at most {LIMIT} bytes"),
+        (b" " * (3 * LIMIT), 413, f"at most {LIMIT} bytes"),
+    ],
+    ids=lambda value: f"{len(value)} bytes of {value[:12]!r}" if isinstance(value, bytes) else None,
+)
+def test_bad_bodies_are_the_clients_fault(client: TestClient, body: bytes, status: int, words: str) -> None:
+    reply = client.post("/predict", content=body, headers=AS_JSON)
+    assert reply.status_code == status, reply.text
+    assert words in json.dumps(reply.json(), ensure_ascii=False)
+
+
+def test_numbers_that_overflow_in_json_are_refused(client: TestClient) -> None:
+    body = json.dumps({"rows": [ROW | {"num_0": 0.125}]}).replace("0.125", "1e999")
+    reply = client.post("/predict", content=body, headers=AS_JSON)
+    assert reply.status_code == 422
+    assert "beyond float64" in reply.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/json; charset=latin-1"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+        {},
+    ],
+)
+def test_other_types_are_refused(client: TestClient, headers: dict[str, str]) -> None:
+    assert client.post("/predict", content=json.dumps({"rows": [ROW]}).encode(), headers=headers).status_code == 415
+
+
+def test_a_body_without_a_length_is_limited_too(client: TestClient) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b" " * 10_000
+
+    assert client.post("/predict", content=endless(), headers=AS_JSON).status_code == 413
+
+
+@pytest.mark.parametrize("shown", ["", f"Bearer {TOKEN}x", "Bearer ", f"Basic {TOKEN}", "Bearer \u00ff", TOKEN])
+@pytest.mark.parametrize("path", ["/predict", "/schema", "/openapi.json"])
+def test_all_but_health_needs_the_token(client: TestClient, shown: str, path: str) -> None:
+    way = "POST" if path == "/predict" else "GET"
+    reply = client.request(way, path, headers={"Authorization": shown.encode("latin-1")} | AS_JSON, content=b"x")
+    assert reply.status_code == 401
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert TOKEN not in reply.text
+
+
+def test_open_paths_and_schema(client: TestClient, predictor: Predictor) -> None:
+    nobody = {"Authorization": ""}
+    assert client.get("/health", headers=nobody).json() == {"status": "ok"}
+    assert client.get("/ready", headers=nobody).json() == {"status": "ready", "model": NAME, "version": 3}
+    page = client.get("/docs", headers=nobody)
+    assert page.status_code == 200
+    assert "https://" not in page.text, "the page needs no other host"
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/predict").status_code == 405
+    schema = client.get("/schema").json()
+    assert [(c["name"], c["kind"]) for c in schema["columns"]] == list(predictor.schema)
+    assert schema["labels"] == ["no", "yes"]
+    api = client.get("/openapi.json").json()
+    body = api["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    row = body["properties"]["rows"]["items"]
+    assert list(row["properties"]) == row["required"] == [name for name, _ in predictor.schema]
+    assert row["properties"]["num_0"]["type"] == ["number", "null"]
+    assert {"200", "400", "401", "408", "413", "415", "422"} <= set(api["paths"]["/predict"]["post"]["responses"])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_values_are_a_fault_of_ours(client: TestClient, data: st.DataObject) -> None:
+    dates = st.text("0123456789-:T.Z+ apmWQ/", max_size=14)
+    row = {name: data.draw(JSON | dates) for name in ROW}
+    reply = client.post("/predict", content=json.dumps({"rows": [row]}), headers=AS_JSON)
+    assert reply.status_code in (200, 400, 422), reply.text
+
+
+def test_requests_of_a_batch_do_not_spoil_each_other(predictor: Predictor) -> None:
+    served = Served(predictor, NAME, 3)
+    alone = served.reply([[ROW]])[0]
+    other = ROW | {"num_0": 3.5}
+    bad = ROW | {MOMENT: "never"}  # not reached over HTTP, where it is refused before
+    both = served.reply([[ROW], [other, ROW]])
+    assert isinstance(alone, dict)
+    assert [len(reply["predictions"]) for reply in both if isinstance(reply, dict)] == [1, 2]
+    np.testing.assert_allclose(both[0]["probabilities"][0]["yes"], alone["probabilities"][0]["yes"], rtol=1e-5)
+    spoiled = served.reply([[ROW], [bad], [other]])
+    assert [isinstance(reply, UserError) for reply in spoiled] == [False, True, False]
+    assert spoiled[0] == alone
+
+
+def test_a_model_that_is_not_finite_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_predictor(odd_table(TaskType.REGRESSION))
+    monkeypatch.setattr(Predictor, "output", lambda self, frame: np.full((len(frame), 1), math.nan))
+    with client_of(made) as client:
+        reply = client.post("/predict", json={"rows": [ROW]})
+    assert reply.status_code == 422
+    assert "no finite prediction" in reply.text
+
+
+@pytest.mark.parametrize("token", ["short", "sixteen letters with spaces", "\u00e9" * 20])
+def test_a_poor_token_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str) -> None:
+    from bishop_ray.serving.service import Wish, serve_model
+
+    monkeypatch.setenv("BISHOP_SERVE_TOKEN", token)
+    with pytest.raises(UserError, match="BISHOP_SERVE_TOKEN: expected at least 16 printable ASCII") as caught:
+        serve_model(Wish("x", uri=f"sqlite:///{tmp_path}/none.db"), print)
+    assert token not in str(caught.value)
+    assert "BISHOP_SERVE_TOKEN" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "NAME"),
+        (["x", "--port", "99999"], "--port: expected a port up to 65535"),
+        (["x", "--alias", "a", "--version", "1"], "not allowed with"),
+        (["x", "--max-body", "0"], "--max-body: expected a number > 0"),
+        (["x", "--token", "t"], "--token"),
+    ],
+)
+def test_bad_flags(flags: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        serve_cli.serve_parser().parse_args(flags)
