@@ -144,7 +144,7 @@ class BiSHopEstimator(Tabular):
                     preprocessor.transform(val),
                     config,
                     on_epoch,
-                    target_scale=preprocessor.target.scale,
+                    target_scale=preprocessor.target.units,
                 )
         self.predictor_ = Predictor(preprocessor, network.cpu(), MODEL, hparams)
         self.n_iter_ = len(history)

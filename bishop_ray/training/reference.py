@@ -25,7 +25,7 @@ def reference_scores(
         train: Rows to fit on.
         test: Rows to score; the caller says which.
         spec: The table's spec.
-        metric: A name of ``metrics.METRICS``.
+        metric: A name that ``metrics.find_metric`` knows.
         scale: As in ``metrics.evaluate``.
 
     Returns:

@@ -100,7 +100,7 @@ def judge(
         output, costs = measure(entry.predictor, test.frame)
         target = entry.predictor.target
         y = target.encode(test.target)
-        score = evaluate(whole.metric, problem.task, y, output, scale=target.scale)
+        score = evaluate(whole.metric, problem.task, y, output, scale=target.units)
         if entry.contender is not None:
             validation = (problem.y, entry.contender.predictions())
             predictions[entry.model] = predictions_csv(target, validation, (y, output))
