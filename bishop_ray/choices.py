@@ -145,7 +145,7 @@ def check_metric_fits(metric: str | None, refs: list[DatasetRef]) -> None:
     if not metric:
         return
     from bishop_ray.data.table import TaskType
-    from bishop_ray.training.metrics import check_metric, find_metric
+    from bishop_ray.metrics import check_metric, find_metric
 
     find_metric(metric)
     short = {str(number): name for name, number in SUITES.items()} | {name: name for name in SUITES}

@@ -145,8 +145,8 @@ def _show_left_out(reasons: Sequence[str]) -> None:
 def _show(rebuilt: Rebuilt, uri: str) -> None:
     """Prints members, scores and how to use what was registered."""
     from bishop_ray.listing import columns
+    from bishop_ray.metrics import display
     from bishop_ray.screen import show_loading
-    from bishop_ray.training.metrics import display
 
     def number(score: float) -> str:
         return f"{display(rebuilt.metric, score):.4f}"

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
-    "tracking", "tuning", "ablations", "reporting", "serving", "listing", "comparison", "screen", "flags", "cli",
+    "errors", "addresses", "home", "rows", "paper", "data", "metrics", "config", "models", "predictor", "training",
+    "reports", "tracking", "tuning", "ablations", "reporting", "serving", "listing", "comparison", "screen", "flags", "cli",
     "choices", "commands", "sklearn", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli",
     "reproduce_cli", "doctor_cli", "serve_cli", "jobs",
 ]  # fmt: skip
@@ -47,8 +47,8 @@ HOMES = {
         "bishop_ray/models/trees.py",
         "bishop_ray/models/random_forest.py",
         "bishop_ray/models/gbdt.py",
-        "bishop_ray/training/metrics.py",
-        "bishop_ray/training/scorers.py",
+        "bishop_ray/metrics/__init__.py",
+        "bishop_ray/metrics/scorers.py",
         "bishop_ray/training/reference.py",
         "bishop_ray/tuning/importance.py",
         "bishop_ray/sklearn/",

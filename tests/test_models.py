@@ -23,10 +23,10 @@ from test_foundation import FORMATS, VARIABLE
 
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, TableSpec, TaskType
+from bishop_ray.metrics import default_metric, evaluate
 from bishop_ray.models import MODELS, create_model, not_installed
 from bishop_ray.models.base import Estimator, Network
 from bishop_ray.predictor import Predictor
-from bishop_ray.training.metrics import default_metric, evaluate
 
 TASKS = list(TaskType)
 MIXES = {"numeric": (4, 0), "categorical": (0, 4), "mixed": (3, 2)}

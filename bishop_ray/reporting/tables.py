@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bishop_ray.metrics import display, larger_is_better
 from bishop_ray.reporting.honesty import RESAMPLES, interval
 from bishop_ray.reporting.paper import differences, paper_score
 from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, Study, Table
-from bishop_ray.training.metrics import display, larger_is_better
 
 FRACTIONS = ("auc", "accuracy", "balanced_accuracy", "f1", "r2")
 """Metrics shown in percent, as the paper does; others in their own units."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable, UserError
+from bishop_ray.metrics import check_metric, evaluate
 from bishop_ray.predictor.combine import combine
-from bishop_ray.training.metrics import check_metric, evaluate
 from bishop_ray.training.running import RunningScore, running_score
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bishop_ray.data.table import Table, TableSpec
-from bishop_ray.training.metrics import evaluate
+from bishop_ray.metrics import evaluate
 
 RIDGE_PENALTY = 1e-3
 """L2 penalty of the linear regression: small enough to be least squares, large enough for collinear columns."""

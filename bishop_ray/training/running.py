@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable
-from bishop_ray.training.metrics import Metric, check_metric, evaluate, in_units, mae, r2, rmse
+from bishop_ray.metrics import Metric, check_metric, evaluate, in_units, mae, r2, rmse
 
 Floats = NDArray[np.float64]
 Classes = NDArray[np.int64]

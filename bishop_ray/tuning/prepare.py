@@ -14,8 +14,8 @@ from bishop_ray.data.split import split_dataset
 from bishop_ray.data.table import RawDataset, Split
 from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import BadTable
+from bishop_ray.metrics import METRICS, check_metric, default_metric, evaluate
 from bishop_ray.models import model_class
-from bishop_ray.training.metrics import METRICS, check_metric, default_metric, evaluate
 from bishop_ray.training.reference import reference_scores
 from bishop_ray.training.trial import StudyData
 

@@ -19,7 +19,7 @@ from sklearn.metrics import get_scorer, get_scorer_names
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable
-from bishop_ray.training.metrics import Classes, Floats, Metric
+from bishop_ray.metrics import Classes, Floats, Metric
 
 FLOORS = {
     "neg_mean_poisson_deviance": 0.0,

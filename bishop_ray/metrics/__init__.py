@@ -135,7 +135,7 @@ def find_metric(name: str) -> Metric:
     """
     if name in METRICS:
         return METRICS[name]
-    from bishop_ray.training.scorers import scorer_metric, scorer_names
+    from bishop_ray.metrics.scorers import scorer_metric, scorer_names
 
     if (found := scorer_metric(name)) is None:
         near = difflib.get_close_matches(name, scorer_names(), n=10, cutoff=0.5)
@@ -145,7 +145,7 @@ def find_metric(name: str) -> Metric:
 
 def metric_tasks() -> dict[str, frozenset[TaskType]]:
     """Every metric that fits a task, and its tasks: our own, then scikit-learn's scorers."""
-    from bishop_ray.training.scorers import scorer_names
+    from bishop_ray.metrics.scorers import scorer_names
 
     names = [*METRICS, *(name for name in scorer_names() if name not in METRICS)]
     tasks = {name: find_metric(name).tasks for name in names}
