@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bishop_ray import cli, commands
+from bishop_ray import cli, commands, explain_cli
 from bishop_ray.errors import UserError
 from bishop_ray.home import storage_folder
 
@@ -27,6 +27,7 @@ def models_parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_ensemble(actions)
     _add_sync(actions)
+    explain_cli.add_explain(actions)
     return parser
 
 
@@ -82,6 +83,8 @@ def run_models(args: argparse.Namespace) -> int:
     Raises:
         UserError: Bad input; nothing was written.
     """
+    if args.action == "explain":
+        return explain_cli.run_explain(args)
     commands.quiet()
     storage = storage_folder(args.storage)
     return _sync(args, storage) if args.action == "sync" else _ensemble(args, storage)

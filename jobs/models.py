@@ -3,6 +3,7 @@
 python jobs/models.py ensemble breast_cancer
 python jobs/models.py ensemble CR-abalone-automl-s0 --top-k 3
 python jobs/models.py sync
+python jobs/models.py explain my new.csv --target price
 """
 
 from __future__ import annotations
