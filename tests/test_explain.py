@@ -160,7 +160,7 @@ def test_a_column_that_is_the_same_in_all_these_rows_is_worth_nothing() -> None:
     assert importances(predictor.explain(frame.assign(a=1.0), target))["a"] == 0.0
 
 
-@pytest.mark.parametrize("task", list(TaskType))
+@pytest.mark.parametrize("task", [MULTI, REGRESSION])
 def test_every_kind_of_column(task: TaskType) -> None:
     raw = make_table(task, rows=70, with_missing=True)
     moments = pd.Series(pd.date_range("2024-01-01", periods=70, freq="37h")).mask(np.arange(70) % 9 == 0)

@@ -63,6 +63,7 @@ def test_labels_in_a_text_file_mean_those_of_training(tmp_path: Path) -> None:
         assert run(saved, tmp_path / "rows.csv", "--folder", "--target", "y", "--repeats", 1) == 0
 
 
+@pytest.mark.slow
 def test_a_registered_model_is_explained(
     uri: str, tracker_of: Callable[..., StudyTracker], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
