@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 # A folder for everything the demo leaves behind; BISHOP_RAY_HOME moves it.
 export PYTHONWARNINGS ?= ignore
 
-.PHONY: demo test lint types fast slow postgres browser audit lock clean
+.PHONY: demo venv test lint types fast slow postgres browser audit lock clean
+
+venv: $(VENV)/.ready
 
 demo: $(VENV)/.ready
 	$(BIN)/python jobs/tune.py --dataset breast_cancer --trials 8 --max-epochs 30
