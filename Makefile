@@ -22,7 +22,7 @@ types: $(VENV)/.ready
 	$(BIN)/mypy
 
 fast: $(VENV)/.ready
-	$(BIN)/python -m pytest -m "not slow and not faults and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
 
 slow: $(VENV)/.ready postgres browser
 	$(BIN)/python -m pytest -m "(slow or faults) and not gpu"
