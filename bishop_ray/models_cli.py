@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bishop_ray import cli, commands
 from bishop_ray.errors import UserError
 from bishop_ray.home import storage_folder
+from bishop_ray.replay_cli import add_replay, run_replay
 
 if TYPE_CHECKING:
     Actions = argparse._SubParsersAction[cli.Parser]
@@ -27,6 +28,7 @@ def models_parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_ensemble(actions)
     _add_sync(actions)
+    add_replay(actions)
     return parser
 
 
@@ -83,6 +85,8 @@ def run_models(args: argparse.Namespace) -> int:
         UserError: Bad input; nothing was written.
     """
     commands.quiet()
+    if args.action == "replay":
+        return run_replay(args)
     storage = storage_folder(args.storage)
     return _sync(args, storage) if args.action == "sync" else _ensemble(args, storage)
 
