@@ -36,11 +36,12 @@ def run_replay(args: argparse.Namespace) -> int:
     from bishop_ray.tuning.replay import replay_run
 
     replayed = replay_run(args.run, args.tracking_uri, args.table)
-    print("\n".join(_lines(replayed)))
+    print("\n".join(lines(replayed)))
     return 0 if replayed.same else cli.EXIT_FAILED
 
 
-def _lines(replayed: Replayed) -> list[str]:
+def lines(replayed: Replayed) -> list[str]:
+    """What is printed: one line where the score came out again."""
     from bishop_ray.training.metrics import display
     from bishop_ray.tuning.replay import TOLERANCE
 
@@ -50,13 +51,13 @@ def _lines(replayed: Replayed) -> list[str]:
     what = f"{replayed.study} trial {replayed.trial}"
     after = f"validation {replayed.metric} {shown(replayed.recorded)} after {replayed.epochs} epochs"
     if replayed.found is None:
-        lines = [f"{what}: recorded {after}; not so again: {replayed.problem}"]
+        said = [f"{what}: recorded {after}; not so again: {replayed.problem}"]
     elif replayed.same:
         return [f"{what}: {after}, and {shown(replayed.found)} again: difference {replayed.difference:.1e}"]
     else:
         words = f"difference {replayed.difference:.1e}, more than {TOLERANCE:g}"
-        lines = [f"{what}: recorded {after}; {shown(replayed.found)} now: {words}"]
+        said = [f"{what}: recorded {after}; {shown(replayed.found)} now: {words}"]
     if replayed.untold:
-        lines.append(f"the limit of {TOLERANCE:g} holds for one CPU thread both times: {replayed.untold}")
-    lines.append(f"what differs: {'; '.join(replayed.differs) or 'nothing that was recorded'}")
-    return lines
+        said.append(f"the limit of {TOLERANCE:g} holds for one CPU thread both times: {replayed.untold}")
+    said.append(f"what differs: {'; '.join(replayed.differs) or 'nothing that was recorded'}")
+    return said

@@ -23,7 +23,7 @@ from bishop_ray.config import NO_LIMIT, StudyConfig, StudyResult
 from bishop_ray.data.suites import DatasetRef, file_ref
 from bishop_ray.sklearn.base import Classifier, Regressor, Tabular
 from bishop_ray.sklearn.tables import as_value_error, with_target
-from bishop_ray.tracking import load_best
+from bishop_ray.tracking import check_tracking, load_best
 from bishop_ray.tuning.cluster import connect, shared_slots
 from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.suite import run_studies
@@ -111,6 +111,7 @@ class TunedEstimator(Tabular):
         models = chosen_models(args.models)
         check_search(args, models)
         check_metric_fits(args.metric, [ref])
+        check_tracking(self._uri(storage))  # it also imports mlflow, which two threads at once cannot
         cluster = connect(self.ray_address or "")
         configs = studies(args, [ref], models, storage, self._uri(storage), cluster)
         slots = shared_slots(cluster, [config.resources for config in configs], args.max_concurrent)

@@ -101,7 +101,7 @@ def replay_run(run_id: str, uri: str = "", table: str = "") -> Replayed:
     # A library that is asked to stop reports once more; a search asks it where a time limit is over.
     late = MODELS[config.model].kind != "network" and run.tags.get("bishop.reason") in (TIME_LIMIT, "stopped")
     found, problem = _train(job, prepare(loaded).data, epochs, epochs - late)
-    words = (_untold(config, run), _differences(study.tags))
+    words = (untold(config, run), _differences(study.tags))
     return Replayed(config.name, _number(run), config.model, config.metric, epochs, recorded, found, problem, *words)
 
 
@@ -219,7 +219,7 @@ def _params(run: RunRecord, model: str) -> Params:
         raise UserError(f"run {run.run_id}: {str(error).removeprefix('--set: ')}") from None
 
 
-def _untold(config: StudyConfig, run: RunRecord) -> str:
+def untold(config: StudyConfig, run: RunRecord) -> str:
     """Why the score need not come out to the last digits."""
     resources = config.resources
     if resources.gpus or GPU_PEAK in run.metrics:
