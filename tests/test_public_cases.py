@@ -187,7 +187,15 @@ def witness(event, args):
         return
     kind = "own" if not host or host.startswith(HERE) else "foreign"
     with open(os.environ["WITNESS"], "a") as file:
-        file.write(f"{kind} {os.getpid()} {event} {host}\\n")
+        names = [frame.f_code.co_filename for frame in frames(sys._getframe())] if kind == "foreign" else []
+        callers = [n.split("site-packages/")[1] for n in names if "site-packages/" in n]
+        file.write(f"{kind} {os.getpid()} {event} {host} {' < '.join(dict.fromkeys(callers))}\\n")
+
+
+def frames(frame):
+    while frame:
+        yield frame
+        frame = frame.f_back
 
 
 sys.addaudithook(witness)
@@ -219,6 +227,6 @@ def test_a_search_calls_nobody_and_needs_no_network(room: Path) -> None:
     command += ["--models", "mlp", "--trials", "1", "--max-epochs", "2", "--eval-seeds", "1", "--max-concurrent", "1"]
     done = subprocess.run(command, cwd=room, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    calls = [line.split() for line in (room / "calls.txt").read_text().splitlines()]
-    assert not [call for call in calls if call[0] == "foreign"]
-    assert len({call[1] for call in calls}) >= 3, "driver, Ray's own processes and a worker are watched"
+    calls = (room / "calls.txt").read_text().splitlines()
+    assert not [call for call in calls if call.startswith("foreign")]
+    assert len({call.split()[1] for call in calls}) >= 3, "driver, Ray's own processes and a worker are watched"
