@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,13 @@ from bishop_ray.data.suites import embedded_ref, file_ref
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import check_tracking
 from bishop_ray.tracking.reading import RunRecord
+from bishop_ray.training.trial import TrialSettings, train_here
 from bishop_ray.tuning.cluster import Cluster
+from bishop_ray.tuning.fixed import run_fixed
+from bishop_ray.tuning.prepare import load, prepare
 from bishop_ray.tuning.record import RECORD, config_text, read_config
-from bishop_ray.tuning.replay import Replayed, replay_run, untold
+from bishop_ray.tuning.replay import Replayed, replay_run, train_again, untold
+from bishop_ray.tuning.seeds import FixedConfig
 from bishop_ray.tuning.study import run_study
 
 pytest_plugins = ["study_fixtures"]
@@ -145,6 +149,46 @@ def test_the_command_and_what_has_changed(studies: dict[str, Kept], tmp_path: Pa
     assert again.found == pytest.approx(score, abs=1e-6)
     assert again.difference == pytest.approx(1e-5, abs=1e-6)
     assert again.differs == (f"numpy 1.0, now {np.__version__}",)
+
+
+@pytest.mark.slow
+def test_a_training_with_fixed_settings_is_replayed_by_its_seed(tmp_path: Path, ray_here: Cluster) -> None:
+    base = study_of("mlp", tmp_path, ref=embedded_ref("diabetes"))
+    settings = {"model": {"n_blocks": 1, "d_block": 16}, "train": {"lr": 1e-2}}
+    values = {field.name: getattr(base, field.name) for field in fields(StudyConfig)} | {"eval_seeds": 2}
+    check_tracking(base.tracking_uri)
+    result = run_fixed(FixedConfig(**values, params=settings))
+    runs = MlflowClient(base.tracking_uri).search_runs(["1"], "tags.`bishop.kind` = 'trial'")
+    by_seed = {run.data.params["train.seed"]: run.info.run_id for run in runs}
+    for score in result.seeds:
+        again = replay_run(by_seed[str(score.seed)], base.tracking_uri)
+        assert again.same, again
+        assert again.recorded == score.validation
+        assert again.study == Path(result.folder).name
+
+
+@pytest.mark.parametrize("stopped", [1, 3, 8])
+@pytest.mark.parametrize("model", ["xgboost", "mlp"])
+def test_a_training_that_a_time_limit_ended_is_ended_there_again(model: str, stopped: int, tmp_path: Path) -> None:
+    """A library that is asked to stop reports once more, with the rounds it has by then."""
+    config = study_of(model)
+    data = prepare(load(replace(config, ref=embedded_ref("diabetes"), metric="r2"))).data
+    params = {"xgboost": {"n_rounds": 60, "learning_rate": 0.1}, "mlp": {"n_blocks": 1, "d_block": 16}}[model]
+    settings = TrialSettings(model, "r2", 9, 3, Resources(), "inprocess", "", None)
+    job = settings.trial({"model": params, "train": {}})
+    reports: list[Any] = []
+
+    def note(report: Any) -> bool:
+        reports.append(report)
+        return len(reports) >= stopped
+
+    train_here(job, data, tmp_path, note)
+    last = reports[-1]
+    assert last.epoch == stopped + (model == "xgboost")
+    assert train_again(job, data, last.epoch, stopped) == (last.best_val_score, "")
+    found, problem = train_again(job, data, 99, 99)
+    assert found is None
+    assert re.fullmatch(r"the training ended by itself after \d+ reports instead of 99", problem)
 
 
 def test_settings_survive_the_way_through_text() -> None:

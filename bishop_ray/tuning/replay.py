@@ -88,24 +88,24 @@ def replay_run(run_id: str, uri: str = "", table: str = "") -> Replayed:
     reader = Reader(uri)
     run, study = _trial_and_study(reader, run_id)
     config = _config(study, table)
-    recorded, epochs = _result(run)
+    name, (recorded, epochs) = study.tags.get("bishop.study", config.name), _result(run)
     job = TrialSettings(
         config.model, config.metric, config.max_epochs, _seed(run), Resources(), "inprocess", "", None, config.precision
     ).trial(_params(run, config.model))
     loaded = load(config)
     if loaded.fingerprint != study.tags.get("data_hash"):
         raise UserError(
-            f"{config.ref.locator}: expected the rows of study {config.name} (fingerprint "
+            f"{config.ref.locator}: expected the rows of study {name} (fingerprint "
             f"{study.tags.get('data_hash')}); found others ({loaded.fingerprint}), whose scores say nothing of its own"
         )
     # A library that is asked to stop reports once more; a search asks it where a time limit is over.
     late = MODELS[config.model].kind != "network" and run.tags.get("bishop.reason") in (TIME_LIMIT, "stopped")
-    found, problem = _train(job, prepare(loaded).data, epochs, epochs - late)
+    found, problem = train_again(job, prepare(loaded).data, epochs, epochs - late)
     words = (untold(config, run), _differences(study.tags))
-    return Replayed(config.name, _number(run), config.model, config.metric, epochs, recorded, found, problem, *words)
+    return Replayed(name, _number(run), config.model, config.metric, epochs, recorded, found, problem, *words)
 
 
-def _train(job: TrialConfig, data: StudyData, epochs: int, last: int) -> tuple[float | None, str]:
+def train_again(job: TrialConfig, data: StudyData, epochs: int, last: int) -> tuple[float | None, str]:
     """The best score after `epochs` reports, of a training that is asked to stop at its report `last`; or why not."""
     reports: dict[int, Report] = {}
 
