@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
@@ -19,7 +20,6 @@ from bishop_ray.config import Resources, StudyConfig
 from bishop_ray.data.split import SplitProtocol
 from bishop_ray.data.suites import embedded_ref, file_ref
 from bishop_ray.errors import UserError
-from bishop_ray.tracking import check_tracking
 from bishop_ray.tracking.reading import RunRecord
 from bishop_ray.training.trial import TrialSettings, train_here
 from bishop_ray.tuning.cluster import Cluster
@@ -30,7 +30,7 @@ from bishop_ray.tuning.replay import Replayed, replay_run, train_again, untold
 from bishop_ray.tuning.seeds import FixedConfig
 from bishop_ray.tuning.study import run_study
 
-pytest_plugins = ["study_fixtures"]
+pytest_plugins = ["study_fixtures", "tracking_fixtures"]
 ROOT = Path(__file__).resolve().parents[1]
 
 BISHOP = (Path(__file__).with_name("tiny_space.yaml")).read_text("utf-8").partition("first:")[0]
@@ -77,18 +77,19 @@ def study_of(model: str, folder: Path = Path("nowhere"), **more: Any) -> StudyCo
 
 
 @pytest.fixture(scope="module")
-def studies(tmp_path_factory: pytest.TempPathFactory, ray_here: Cluster) -> dict[str, Kept]:
+def studies(
+    tmp_path_factory: pytest.TempPathFactory, ray_here: Cluster, new_database: tuple[Path, object]
+) -> dict[str, Kept]:
     found = {}
     for model in SPACES:
         folder = tmp_path_factory.mktemp("replay") / model
         config = study_of(model, folder, ref=file_ref(table(folder), "price"))
         Path(config.space).write_text(SPACES[model])
-        check_tracking(config.tracking_uri)
+        shutil.copy(new_database[0], folder / "mlflow.db")
         parent = run_study(config).parent_run
-        client = MlflowClient(config.tracking_uri)
-        runs = client.search_runs(["1"], "tags.`bishop.kind` = 'trial'", order_by=["start_time"])
+        runs = MlflowClient(config.tracking_uri).search_runs(["1"], "tags.`bishop.kind` = 'trial'")
         trials: dict[str, list[str]] = {}
-        for run in runs:
+        for run in sorted(runs, key=lambda run: int(run.data.tags["bishop.trial"])):
             trials.setdefault(run.info.status, []).append(run.info.run_id)
         found[model] = Kept(config.tracking_uri, folder / "prices.csv", parent, trials)
     return found
@@ -152,11 +153,11 @@ def test_the_command_and_what_has_changed(studies: dict[str, Kept], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_training_with_fixed_settings_is_replayed_by_its_seed(tmp_path: Path, ray_here: Cluster) -> None:
+def test_a_training_with_fixed_settings_is_replayed_by_its_seed(uri: str, tmp_path: Path, ray_here: Cluster) -> None:
     base = study_of("mlp", tmp_path, ref=embedded_ref("diabetes"))
     settings = {"model": {"n_blocks": 1, "d_block": 16}, "train": {"lr": 1e-2}}
     values = {field.name: getattr(base, field.name) for field in fields(StudyConfig)} | {"eval_seeds": 2}
-    check_tracking(base.tracking_uri)
+    assert base.tracking_uri == uri
     result = run_fixed(FixedConfig(**values, params=settings))
     runs = MlflowClient(base.tracking_uri).search_runs(["1"], "tags.`bishop.kind` = 'trial'")
     by_seed = {run.data.params["train.seed"]: run.info.run_id for run in runs}
@@ -211,8 +212,7 @@ def run_of(client: MlflowClient, **tags: str) -> str:
     return run_id
 
 
-def test_runs_that_cannot_be_repeated_are_one_line(tmp_path: Path) -> None:
-    uri = check_tracking(f"sqlite:///{tmp_path}/mlflow.db")
+def test_runs_that_cannot_be_repeated_are_one_line(uri: str, tmp_path: Path) -> None:
     client = MlflowClient(uri)
     deleted = run_of(client, kind="trial", study_id="gone")
     client.delete_run(deleted)
