@@ -43,7 +43,7 @@ WITH_A_SEARCH = {
 }  # fmt: skip
 KEPT = {
     "check_estimators_fit_returns_self", "check_readonly_memmap_input", "check_methods_sample_order_invariance",
-    "check_methods_subset_invariance", "check_dict_unchanged", "check_fit2d_predict1d", "check_estimators_pickle",
+    "check_methods_subset_invariance", "check_dict_unchanged", "check_fit2d_predict1d",
 }  # fmt: skip
 """Few searches, and much of what is checked; BISHOP_ALL_CHECKS=1 runs the others too, some 40 searches."""
 
