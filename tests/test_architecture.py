@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
     "tracking", "tuning", "ablations", "reporting", "serving", "listing", "comparison", "screen", "flags", "cli",
-    "choices", "commands", "sklearn", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli",
+    "named_data", "choices", "commands", "sklearn", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli",
     "reproduce_cli", "doctor_cli", "serve_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
@@ -73,6 +73,7 @@ HOMES = {
         "bishop_ray/flags.py",
         "bishop_ray/cli.py",
         "bishop_ray/choices.py",
+        "bishop_ray/named_data.py",
         "bishop_ray/commands.py",
         "bishop_ray/listing.py",
         "bishop_ray/doctor_cli.py",
