@@ -69,12 +69,12 @@ def _check(raw: RawDataset, flag: str, name: str, where: str) -> None:
 
 def _weights(series: pd.Series, named: str) -> NDArray[np.float64]:
     """(R,) finite, >= 0, not all 0."""
-    try:
-        values = to_numbers(series, moment=False)
-    except BadTable as error:
-        raise BadTable(f"{named}: expected weights >= 0; {_after(error)}") from None
     if is_moment(series):
         raise BadTable(f"{named}: expected weights >= 0; found dates")
+    try:
+        values = to_numbers(series)
+    except BadTable as error:
+        raise BadTable(f"{named}: expected weights >= 0; {_after(error)}") from None
     if missing := int(np.isnan(values).sum()):
         raise BadTable(f"{named}: expected a weight in every row; found {missing} missing of {len(values)}")
     bad = ~(np.isfinite(values) & (values >= 0))

@@ -77,7 +77,7 @@ def weighed(
     """The rows of a weight above 0, their targets and weights; all rows and no weights where none are given.
 
     Raises:
-        ValueError: Weights of another shape, missing, infinite or below 0; fewer than two rows above 0.
+        ValueError: Weights of another shape, missing, infinite or below 0; fewer than two rows of non-zero weight.
     """
     if sample_weight is None:
         return frame, y, None
@@ -92,7 +92,7 @@ def weighed(
         raise ValueError(f"sample_weight: expected weights >= 0; found {weights.min():g}")
     kept = weights > 0
     if kept.sum() < 2:
-        raise ValueError(f"sample_weight: expected two rows with a weight above 0; found {kept.sum()}")
+        raise ValueError(f"sample_weight: expected two rows or more of non-zero weight; found {kept.sum()}")
     return frame[kept], y[kept], weights[kept]
 
 
