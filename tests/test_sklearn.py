@@ -21,7 +21,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
+from bishop_ray.data.sources import load_dataset
 from bishop_ray.sklearn import BiSHopClassifier, BiSHopRegressor, TunedClassifier, TunedRegressor
+from bishop_ray.sklearn.tuned import _write_table
 
 TINY: dict[str, Any] = {
     "d_embedding": 4, "stride": 4, "n_pool": 2, "n_merge": 2, "d_model": 16, "d_ff": 16, "n_heads": 2,
@@ -238,6 +240,16 @@ def test_bad_weights_are_refused(weights: Any, words: str) -> None:
     frame, label = table()
     with pytest.raises(ValueError, match=words):
         BiSHopClassifier(**TINY).fit(frame, label, sample_weight=weights)
+
+
+def test_a_search_is_told_the_weights(tmp_path: Path) -> None:
+    frame, label = table()
+    frame = frame.rename(columns={"size": "target_"})
+    weights = np.linspace(0.5, 2, len(frame))
+    raw = load_dataset(_write_table(tmp_path, frame, label.to_numpy(), "classification", weights))
+    assert raw.weights == pytest.approx(weights)
+    assert list(raw.frame.columns) == list(frame.columns)
+    assert load_dataset(_write_table(tmp_path, frame, label.to_numpy(), "classification", None)).weights is None
 
 
 def test_one_class_of_non_zero_weight_is_too_few() -> None:

@@ -86,6 +86,7 @@ def test_rows_without_weight_teach_nothing(name: str) -> None:
     """Their labels are flipped; CatBoost's codes of categories are of labels alone, so it has numbers only here."""
     spec, train, val = tables(0 if name == "catboost" else 2)
     weight = np.where(np.arange(len(train)) % 2, 2.0, 0.0).astype(np.float32)
+    weight.setflags(write=False)  # as Ray's object store hands it to trials
     flipped = np.where(weight > 0, train.y, 1 - train.y)
     honest, lied = replace(train, weight=weight), replace(train, y=flipped, weight=weight)
     ways = (False, True) if MODELS[name].kind == "estimator" else (False,)
