@@ -117,20 +117,24 @@ def split_indices(
             f"test {max(sizes[2], 0)}; expected at least 1 in each"
         )
     _check_classes(raw, len(groups), sizes[0])
-    if raw.groups is not None or raw.time is not None:
-        rows_kept = np.concatenate([group[:count] for group, count in zip(groups, kept, strict=True)])
-        # in the order drawn, whatever the classes
-        rows_kept = order[np.isin(order, rows_kept)]
-        train_rows, *scored = _by_role(raw, rows_kept, plan.fractions, sizes)
+    if raw.groups is None and raw.time is None:
+        train_rows, *scored = _stratified(groups, kept, sizes)
     else:
-        train = _apportion(kept, sizes[0], leave=2)
-        validation = _apportion(kept - train, sizes[1], leave=1)
-        bounds = [np.cumsum([t, v, k - t - v]) for t, v, k in zip(train, validation, kept, strict=True)]
-        parts = [[group[a:b] for group, (a, b) in zip(groups, edges, strict=True)] for edges in _edges(bounds)]
-        train_rows, *scored = (np.concatenate(part) for part in parts)
+        chosen = np.concatenate([group[:count] for group, count in zip(groups, kept, strict=True)])
+        # in the order drawn, whatever the classes
+        train_rows, *scored = _by_role(raw, order[np.isin(order, chosen)], plan.fractions, sizes)
     # A second draw: in the order of the first, a class whose share was reached earlier would tend to come earlier.
     keys = np.random.PCG64(seed).random_raw(2 * len(raw))[len(raw) :]
     return Split(np.sort(train_rows), *(rows[np.argsort(keys[rows], kind="stable")] for rows in scored))
+
+
+def _stratified(groups: list[Rows], kept: Rows, sizes: list[int]) -> list[Rows]:
+    """Train, validation and test rows: of each class its share of the `kept` first ones."""
+    train = _apportion(kept, sizes[0], leave=2)
+    validation = _apportion(kept - train, sizes[1], leave=1)
+    bounds = [np.cumsum([t, v, k - t - v]) for t, v, k in zip(train, validation, kept, strict=True)]
+    parts = [[group[a:b] for group, (a, b) in zip(groups, edges, strict=True)] for edges in _edges(bounds)]
+    return [np.concatenate(part) for part in parts]
 
 
 def _by_role(raw: RawDataset, rows: Rows, fractions: Fractions, sizes: list[int]) -> list[Rows]:

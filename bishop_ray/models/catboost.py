@@ -26,10 +26,10 @@ GPU_SHARE = 0.2
 class CatBoost(Boosted):
     """CatBoost (Prokhorenkova et al. 2018), the library ``catboost``.
 
-    Native categories (target statistics) and missing numbers, so nothing is one-hot encoded, unlike the paper's
-    Datasets I; a missing or unknown category is a level of its own. The paper's table names no number of rounds: early
-    stopping decides, below the cap `n_rounds`. On a GPU CatBoost hands out no predictions while it trains: nothing is
-    reported before the end.
+    Native categories (target statistics, which count rows whatever they weigh) and missing numbers, so nothing is
+    one-hot encoded, unlike the paper's Datasets I; a missing or unknown category is a level of its own. The paper's
+    table names no number of rounds: early stopping decides, below the cap `n_rounds`. On a GPU CatBoost hands out no
+    predictions while it trains: nothing is reported before the end.
 
     Args:
         spec: The table.
