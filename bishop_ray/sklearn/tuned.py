@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from bishop_ray import cli
 from bishop_ray.choices import check_metric_fits, check_search, chosen_models, studies
 from bishop_ray.config import NO_LIMIT, StudyConfig, StudyResult
+from bishop_ray.data.roles import NO_ROLES, Roles
 from bishop_ray.data.suites import DatasetRef, file_ref
 from bishop_ray.sklearn.base import Classifier, Regressor, Tabular
 from bishop_ray.sklearn.tables import as_value_error, with_target
@@ -86,10 +87,10 @@ class TunedEstimator(Tabular):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, frame: pd.DataFrame, y: NDArray[Any]) -> None:
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None) -> None:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with as_value_error(), self._folder() as storage:
-            ref = _write_table(storage / "tables", frame, y, self._task)
+            ref = _write_table(storage / "tables", frame, y, self._task, weights)
             results = self._search(ref, storage, seed)
             best = results[0]
             self.predictor_ = load_best(best.registered, str(best.version), self._uri(storage))
@@ -150,9 +151,15 @@ class TunedEstimator(Tabular):
         return cli.tune_parser().parse_args(line)
 
 
-def _write_table(folder: Path, frame: pd.DataFrame, y: NDArray[Any], task: str) -> DatasetRef:
+def _write_table(
+    folder: Path, frame: pd.DataFrame, y: NDArray[Any], task: str, weights: NDArray[np.float64] | None
+) -> DatasetRef:
     """The rows as a file named after them, so that the same fit finds its study again."""
     both, target = with_target(frame, y)
+    roles = NO_ROLES
+    if weights is not None:
+        both, name = with_target(both, weights)
+        roles = Roles(weights=name)
     hashes = pd.util.hash_pandas_object(both.astype("string"), index=False).to_numpy()
     digest = hashlib.sha256(repr((list(both.columns), list(map(str, both.dtypes)))).encode() + hashes.tobytes())
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +168,7 @@ def _write_table(folder: Path, frame: pd.DataFrame, y: NDArray[Any], task: str) 
         part = path.with_suffix(f".{os.getpid()}.part")
         both.to_parquet(part)
         part.replace(path)
-    return file_ref(path, target, task)
+    return replace(file_ref(path, target, task), roles=roles)
 
 
 class TunedClassifier(Classifier, TunedEstimator):

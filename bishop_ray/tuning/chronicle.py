@@ -81,7 +81,7 @@ def open_tracker(
         "gpus_per_worker": config.resources.gpus,
         "max_concurrent": config.max_concurrent,
         "space": {name: str(value) for name, value in space.entries.items()},
-    }
+    } | config.ref.roles.told()
     tags = {
         "dataset": config.ref.key,
         "suite": config.ref.group,
@@ -93,7 +93,7 @@ def open_tracker(
         "rows": "/".join(map(str, prepared.rows)),
         "columns": f"{spec.n_num} numerical, {spec.n_cat} categorical",
         "classes": str(0 if spec.task is TaskType.REGRESSION else spec.n_out),
-    }
+    } | config.ref.roles.tag()
     tracker = StudyTracker(
         config.tracking_uri,
         config.ref.experiment,
@@ -150,7 +150,7 @@ def open_search_tracker(
         "split": str(whole.split),
         "refit": whole.refit,
         "slots": dict(slots),
-    }
+    } | whole.ref.roles.told()
     tags = {
         "dataset": whole.ref.key,
         "suite": whole.ref.group,
@@ -159,7 +159,7 @@ def open_search_tracker(
         "metric": whole.metric,
         "data_hash": prepared.fingerprint,
         "rows": "/".join(map(str, prepared.rows)),
-    }
+    } | whole.ref.roles.tag()
     return StudyTracker(
         whole.tracking_uri,
         whole.ref.experiment,
