@@ -27,7 +27,10 @@ SMALL: dict[str, Any] = {"models": "xgboost", "trials": 1, "max_concurrent": 1, 
 ESTIMATORS = {"classifier": TunedClassifier(**SMALL, metric="accuracy"), "regressor": TunedRegressor(**SMALL)}
 """Of the default metric of a table of two classes, auc, scikit-learn's tables of ten rows hold too few to score it."""
 
-EXPECTED_FAILURES: dict[str, str] = {}
+EXPECTED_FAILURES = {
+    "check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is not the same as the row twice: the "
+    "validation and test rows are drawn from those given",
+}
 """Check -> why it cannot pass."""
 
 WITH_A_SEARCH = {
@@ -40,10 +43,13 @@ WITH_A_SEARCH = {
     "check_n_features_in_after_fitting", "check_pipeline_consistency", "check_positive_only_tag_during_fit",
     "check_readonly_memmap_input", "check_regressor_data_not_an_array", "check_regressors_int",
     "check_regressors_no_decision_function", "check_regressors_train", "check_supervised_y_2d",
+    "check_sample_weight_equivalence_on_dense_data", "check_sample_weights_list", "check_sample_weights_not_an_array",
+    "check_sample_weights_not_overwritten", "check_sample_weights_pandas_series", "check_sample_weights_shape",
 }  # fmt: skip
 KEPT = {
     "check_estimators_fit_returns_self", "check_readonly_memmap_input", "check_methods_sample_order_invariance",
     "check_methods_subset_invariance", "check_dict_unchanged", "check_fit2d_predict1d",
+    "check_sample_weights_not_overwritten",
 }  # fmt: skip
 """Few searches, and much of what is checked; BISHOP_ALL_CHECKS=1 runs the others too, some 40 searches."""
 
