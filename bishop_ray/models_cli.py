@@ -145,7 +145,7 @@ def _show_left_out(reasons: Sequence[str]) -> None:
 def _show(rebuilt: Rebuilt, uri: str) -> None:
     """Prints members, scores and how to use what was registered."""
     from bishop_ray.listing import columns
-    from bishop_ray.screen import show_loading
+    from bishop_ray.screen import refused, show_loading, standing
     from bishop_ray.training.metrics import display
 
     def number(score: float) -> str:
@@ -166,6 +166,7 @@ def _show(rebuilt: Rebuilt, uri: str) -> None:
     ]
     print(f"\n{columns(scores)}\nno test score: the test split stays closed\n")
     state = "registered model" if model.created else "registered before, no new version"
-    title = "also champion" if model.champion else "another version is champion"
-    print(f"{state}: {model.name} (version {model.version}, alias ensemble, trained on train; {title})")
+    alias = "no alias" if refused(model.verdict) else "alias ensemble"
+    title = standing(model.champion, model.verdict)
+    print(f"{state}: {model.name} (version {model.version}, {alias}, trained on train; {title})")
     show_loading(model.name, "" if model.champion else str(model.version), uri)
