@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bishop_ray import cli, commands
 from bishop_ray.errors import UserError
 from bishop_ray.home import storage_folder
+from bishop_ray.registry_cli import add_registry_actions, run_registry
 
 if TYPE_CHECKING:
     Actions = argparse._SubParsersAction[cli.Parser]
@@ -25,6 +26,7 @@ def models_parser() -> argparse.ArgumentParser:
         prog="models.py", allow_abbrev=False, description="Works with what searches have left: models, records of runs."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add_registry_actions(actions)
     _add_ensemble(actions)
     _add_sync(actions)
     return parser
@@ -77,12 +79,15 @@ def _add_sync(actions: Actions) -> None:
 def run_models(args: argparse.Namespace) -> int:
     """The job; returns the exit code.
 
-    It is 1 when one model alone scores best, so that there is no ensemble, and when a study could not be synced.
+    It is 1 when one model alone scores best, so that there is no ensemble, when a study could not be synced, and when
+    an alias stays where it is.
 
     Raises:
         UserError: Bad input; nothing was written.
     """
     commands.quiet()
+    if args.action in ("list", "promote", "rollback"):
+        return run_registry(args)
     storage = storage_folder(args.storage)
     return _sync(args, storage) if args.action == "sync" else _ensemble(args, storage)
 

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "config", "models", "predictor", "training", "reports",
     "tracking", "tuning", "ablations", "reporting", "serving", "listing", "comparison", "screen", "flags", "cli",
-    "choices", "commands", "sklearn", "models_cli", "train_cli", "report_cli", "theory_cli", "ablate_cli",
-    "reproduce_cli", "doctor_cli", "serve_cli", "jobs",
+    "choices", "commands", "sklearn", "registry_cli", "models_cli", "train_cli", "report_cli", "theory_cli",
+    "ablate_cli", "reproduce_cli", "doctor_cli", "serve_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -77,6 +77,7 @@ HOMES = {
         "bishop_ray/listing.py",
         "bishop_ray/doctor_cli.py",
         "bishop_ray/models_cli.py",
+        "bishop_ray/registry_cli.py",
         "bishop_ray/theory_cli.py",
         "bishop_ray/ablate_cli.py",
         "bishop_ray/report_cli.py",

@@ -79,7 +79,8 @@ def versions_before(model: RegisteredModel, alias: str) -> list[str]:
     line: list[str] = []
     for move in moves(model, alias):
         if move.back and move.after in line:
-            del line[line.index(move.after) + 1 :]
+            while line[-1] != move.after:
+                line.pop()
             continue
         for version in (move.before, move.after):
             if version and (not line or line[-1] != version):

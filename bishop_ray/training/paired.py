@@ -74,8 +74,8 @@ class Difference:
 
     def words(self) -> str:
         """In one line."""
-        interval = f"90 % interval {self.low:+.4g} to {self.high:+.4g}"
-        return f"score {self.first:.6g} against {self.second:.6g}: {self.value:+.4g}, {interval}, on {self.rows} rows"
+        scores = f"score (larger is better) {self.first:.6g} against {self.second:.6g}"
+        return f"{scores}: {self.value:+.4g}, 90 % interval {self.low:+.4g} to {self.high:+.4g}, on {self.rows} rows"
 
 
 def paired_bootstrap(
