@@ -240,7 +240,9 @@ def standing(champion: bool, verdict: str) -> str:
         return "also champion"
     if refused(verdict):
         return "models.py promote checks it again"
-    return f"an earlier version stays champion: {verdict.removeprefix('no: ') or 'another version is'}"
+    if verdict.startswith("no: "):
+        return f"an earlier version stays champion: {verdict.removeprefix('no: ')}"
+    return "another version is champion by now"
 
 
 def show_loading(name: str, version: str, uri: str) -> None:

@@ -8,6 +8,8 @@ line of JSON: ``failure``, "" where all is well, ``cases`` and ``worst``, the la
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import select
@@ -26,6 +28,8 @@ from bishop_ray.tracking.evidence import FOLDER
 from bishop_ray.tracking.gate import SECONDS
 from bishop_ray.tracking.sample import read_cases
 
+LAZY = "torch.fx.experimental.symbolic_shapes"
+"""What PyTorch imports at a network's first forward pass, half a second: here once for all forks."""
 IDLE_SECONDS = 60.0
 """Without a request for so long it ends; the next check starts another one."""
 
@@ -106,6 +110,8 @@ def _answer_and_end(folder: Path, write: int) -> NoReturn:
 def main() -> None:
     """Answers until the other side is gone, or idle for long."""
     warnings.simplefilter("ignore")
+    with contextlib.suppress(ImportError):
+        importlib.import_module(LAZY)
     # Libraries may print: the answers get a channel of their own.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

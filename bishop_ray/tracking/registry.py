@@ -108,7 +108,6 @@ def register_best(
         raise UserError(f"register {name!r}: expected a finite validation score; found {val_score}")
     uri = tracking_uri(uri)
     evidence = evidence or Evidence(example)
-    get_ready()
     with patient(), one_at_a_time(uri), tempfile.TemporaryDirectory(prefix="bishop-register-") as scratch:
         folder = predictor.save(Path(scratch) / "predictor")
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -129,6 +128,7 @@ def register_best(
             version = _same_version(client, name, identity)
             created = version is None
             if version is None:
+                get_ready()
                 _remove_leftovers(client, run_id, identity)
                 write_sample(folder.with_name(FOLDER), predictor, evidence)
                 version = _create_version(client, name, run_id, predictor, folder, example, all_tags)
