@@ -160,6 +160,7 @@ def test_promote_asks_gate_and_rows(place: str, capsys: pytest.CaptureFixture[st
     assert "selected on different validation rows; --holdout compares" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_holdout_decides_by_the_files_rows(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frame = make_table(TaskType.BINARY, rows=300, seed=9).frame
     labels = make_predictor(RAW, 2).predict(frame)
@@ -230,6 +231,7 @@ def test_a_question_makes_no_store(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
+@pytest.mark.slow
 def test_scores_of_other_rows_make_a_challenger_only(
     uri: str, tracker_of: Callable[..., StudyTracker], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -115,6 +115,7 @@ def test_files_in_order_pass_in_a_fresh_process_and_spoiled_ones_do_not(version:
     assert "format 99" in gate.check_files(newer).failure
 
 
+@pytest.mark.slow
 def test_no_answer_and_a_dead_process_end_one_check_only(version: Path) -> None:
     assert gate.check_files(version, seconds=0.0).failure == "no answer within 0 s"
     gate.get_ready()

@@ -115,8 +115,10 @@ class _Server:
 
     def kill(self) -> None:
         """Ends it and what it started."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self._process.communicate()
 
 
 _lock = threading.Lock()
@@ -148,6 +150,7 @@ def check_files(folder: Path, seconds: float = SECONDS) -> GateResult:
                 found = time.monotonic() - begun
                 return GateResult(str(answer["failure"]), int(answer["cases"]), float(answer["worst"]), found)
             words = server.last_words()
+            server.kill()  # it is ending: now it is known to have ended
     return GateResult(f"the process that checks it ended: {words[:300]}", seconds=time.monotonic() - begun)
 
 
