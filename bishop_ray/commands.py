@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def tune(args: argparse.Namespace) -> int:
-    """The main job; returns the exit code: 0, or 1 when one of several studies ended without a result.
+    """The main job; returns the exit code: 0, or 1 when one of several studies ended without a result or alias.
 
     Raises:
         UserError: Bad input; nothing was written.
@@ -85,7 +85,7 @@ def _run(
     loaded: Loaded | None,
     failures: list[Failure],
 ) -> int:
-    from bishop_ray.screen import announce, conclude, make_screen
+    from bishop_ray.screen import announce, conclude, make_screen, refused
     from bishop_ray.tuning.suite import run_studies
 
     groups: dict[str, list[StudyConfig]] = {}
@@ -99,7 +99,7 @@ def _run(
     name = first.ref.key if len(groups) == 1 else experiments.pop() if len(experiments) == 1 else "datasets"
     path = storage / "leaderboards" / f"{name}.csv"
     conclude(results, failures + failed, skipped, path, args.output, first.tracking_uri)
-    return cli.EXIT_FAILED if failures or failed else 0
+    return cli.EXIT_FAILED if failures or failed or any(refused(r.verdict) for r in results) else 0
 
 
 def connect_cluster(address: str) -> Cluster:

@@ -209,6 +209,7 @@ class StudyResult:
         params: The winner's parameters, flat.
         parent_run: MLflow run of the study.
         champion: Whether the version is the champion of its name.
+        verdict: Why it is champion or not, "yes: ..." or "no: ..."; "refused: ..." where it got no alias at all.
         reused: The study was finished before.
         fit_seconds: Of the training that was registered.
         predict_ms: Milliseconds to predict 1,000 rows of a raw table with it.
@@ -234,6 +235,7 @@ class StudyResult:
     params: dict[str, Any]
     parent_run: str
     champion: bool = True
+    verdict: str = ""
     reused: bool = False
     fit_seconds: float = 0.0
     predict_ms: float = 0.0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bishop_ray import cli, commands, explain_cli
 from bishop_ray.errors import UserError
 from bishop_ray.home import storage_folder
+from bishop_ray.registry_cli import add_registry_actions, run_registry
 from bishop_ray.replay_cli import add_replay, run_replay
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def models_parser() -> argparse.ArgumentParser:
         prog="models.py", allow_abbrev=False, description="Works with what searches have left: models, records of runs."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add_registry_actions(actions)
     _add_ensemble(actions)
     _add_sync(actions)
     explain_cli.add_explain(actions)
@@ -80,7 +82,8 @@ def _add_sync(actions: Actions) -> None:
 def run_models(args: argparse.Namespace) -> int:
     """The job; returns the exit code.
 
-    It is 1 when one model alone scores best, so that there is no ensemble, and when a study could not be synced.
+    It is 1 when one model alone scores best, so that there is no ensemble, when a study could not be synced, and when
+    an alias stays where it is.
 
     Raises:
         UserError: Bad input; nothing was written.
@@ -90,6 +93,8 @@ def run_models(args: argparse.Namespace) -> int:
     commands.quiet()
     if args.action == "replay":
         return run_replay(args)
+    if args.action in ("list", "promote", "rollback"):
+        return run_registry(args)
     storage = storage_folder(args.storage)
     return _sync(args, storage) if args.action == "sync" else _ensemble(args, storage)
 
@@ -153,7 +158,7 @@ def _show(rebuilt: Rebuilt, uri: str) -> None:
     """Prints members, scores and how to use what was registered."""
     from bishop_ray.listing import columns
     from bishop_ray.metrics import display
-    from bishop_ray.screen import show_loading
+    from bishop_ray.screen import refused, show_loading, standing
 
     def number(score: float) -> str:
         return f"{display(rebuilt.metric, score):.4f}"
@@ -173,6 +178,7 @@ def _show(rebuilt: Rebuilt, uri: str) -> None:
     ]
     print(f"\n{columns(scores)}\nno test score: the test split stays closed\n")
     state = "registered model" if model.created else "registered before, no new version"
-    title = "also champion" if model.champion else "another version is champion"
-    print(f"{state}: {model.name} (version {model.version}, alias ensemble, trained on train; {title})")
+    alias = "no alias" if refused(model.verdict) else "alias ensemble"
+    title = standing(model.champion, model.verdict)
+    print(f"{state}: {model.name} (version {model.version}, {alias}, trained on train; {title})")
     show_loading(model.name, "" if model.champion else str(model.version), uri)

@@ -199,6 +199,9 @@ def conclude(
             print(f"finished before, nothing was trained: {', '.join(reused)} (--fresh starts over)")
     for model in skipped:
         print(f"skipped: {model.dataset} ({model.model}): {model.reason}")
+    for result in results:
+        if refused(result.verdict):
+            print(f"no alias: {result.dataset} ({result.model}), version {result.version}: {result.verdict}")
     for failure in failures:
         print(f"failed: {failure.dataset} ({failure.model}): {failure.reason}")
     datasets = list(dict.fromkeys(r.dataset for r in results))
@@ -212,12 +215,11 @@ def conclude(
 
 def _show_use(result: StudyResult, uri: str) -> None:
     """The lines that load and use a registered model, and the command that opens the MLflow UI."""
-    title = (
-        "also champion" if result.champion else "an earlier version stays champion: this validation score is not better"
-    )
+    title = standing(result.champion, result.verdict)
     print(f"\ntest score of {result.dataset}: {score_words(result)}")
     rows = "" if result.trained_on == "train" else f", trained on {result.trained_on}"
-    print(f"registered model: {result.registered} (version {result.version}, alias {result.model}{rows}; {title})")
+    alias = "no alias" if refused(result.verdict) else f"alias {result.model}"
+    print(f"registered model: {result.registered} (version {result.version}, {alias}{rows}; {title})")
     show_loading(result.registered, "" if result.champion else result.version, uri)
     folder = Path(sys.executable).parent
     command = "mlflow" if str(folder) in os.environ.get("PATH", "").split(os.pathsep) else str(folder / "mlflow")
@@ -225,6 +227,22 @@ def _show_use(result: StudyResult, uri: str) -> None:
         print(f"compare runs:\n    {command} ui --backend-store-uri {public_uri(uri)}")
     else:
         print(f"compare runs: {public_uri(uri)}")
+
+
+def refused(verdict: str) -> bool:
+    """Whether a registered version got no alias, because its files do not answer as the trained model does."""
+    return verdict.startswith("refused:")
+
+
+def standing(champion: bool, verdict: str) -> str:
+    """Whether a registered version is champion, and why not, in a few words."""
+    if champion:
+        return "also champion"
+    if refused(verdict):
+        return "models.py promote checks it again"
+    if verdict.startswith("no: "):
+        return f"an earlier version stays champion: {verdict.removeprefix('no: ')}"
+    return "another version is champion by now"
 
 
 def show_loading(name: str, version: str, uri: str) -> None:

@@ -1,5 +1,8 @@
-"""What searches have left, used again: ensembles rebuilt without data and training, MLflow brought up to date.
+"""What searches have left, used again: registered models, ensembles rebuilt without data, MLflow brought up to date.
 
+python jobs/models.py list
+python jobs/models.py promote breast_cancer --version 3 --holdout march.csv
+python jobs/models.py rollback breast_cancer
 python jobs/models.py ensemble breast_cancer
 python jobs/models.py ensemble CR-abalone-automl-s0 --top-k 3
 python jobs/models.py sync

@@ -147,7 +147,8 @@ def test_the_cross_fitted_score_is_that_of_a_direct_recomputation(metric: str, t
     if metric == "auc":  # ranks of different ensembles do not compare
         parts = [evaluate(metric, task, y[fold == k], pooled[fold == k]) * np.sum(fold == k) for k in range(5)]
         expected = sum(parts) / len(y)
-    assert found == pytest.approx(expected, abs=1e-12)
+    assert found.score == pytest.approx(expected, abs=1e-12)
+    np.testing.assert_allclose(found.pooled, pooled, atol=1e-12)
 
 
 def test_folds_are_even_in_every_class() -> None:
@@ -168,7 +169,7 @@ def test_weights_of_noise_do_not_win_cross_fitted() -> None:
     weights = select(members, noise, y, "auc", TaskType.BINARY)
     fitted = combine([noise[i] for i in weights], list(weights.values()), True)
     assert evaluate("auc", TaskType.BINARY, y, fitted) > 0.75
-    assert cross_fitted(members, noise, y, "auc", TaskType.BINARY) < 0.65
+    assert cross_fitted(members, noise, y, "auc", TaskType.BINARY).score < 0.65
 
 
 def test_ties_go_to_fewer_and_earlier_members() -> None:
@@ -188,7 +189,7 @@ def test_members_that_are_not_finite_take_no_part(bad: float) -> None:
     found = select(members, predictions, y, "r2", TaskType.REGRESSION)
     assert found
     assert best not in found
-    assert np.isfinite(cross_fitted(members, predictions, y, "r2", TaskType.REGRESSION))
+    assert np.isfinite(cross_fitted(members, predictions, y, "r2", TaskType.REGRESSION).score)
     lost = [replace(member, score=float("nan")) for member in members]
     with pytest.raises(UserError, match="none of 7 members"):
         select(lost, predictions, y, "r2", TaskType.REGRESSION)
@@ -199,7 +200,7 @@ def test_a_class_of_one_row_is_scored_all_the_same() -> None:
     rng = np.random.default_rng(0)
     predictions = [rng.dirichlet([1, 1], 20).astype(np.float32) for _ in range(3)]
     members = members_of("auc", TaskType.BINARY, y, predictions)
-    assert 0 <= cross_fitted(members, predictions, y, "auc", TaskType.BINARY) <= 1
+    assert 0 <= cross_fitted(members, predictions, y, "auc", TaskType.BINARY).score <= 1
 
 
 def test_wrong_arguments_are_told() -> None:

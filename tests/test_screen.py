@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from bishop_ray.config import StudyConfig
+from bishop_ray.config import StudyConfig, StudyResult
 from bishop_ray.data.split import DATASETS_I
 from bishop_ray.data.suites import embedded_ref
 from bishop_ray.reports import clock
-from bishop_ray.screen import LiveScreen, PlainScreen, announce, time_left
+from bishop_ray.screen import LiveScreen, PlainScreen, announce, conclude, time_left
 from bishop_ray.tuning.progress import Progress
 
 
@@ -92,3 +93,20 @@ def test_announcement_says_when_the_space_is_the_small_one(
 
 def test_clock() -> None:
     assert [clock(s) for s in (5.9, 75, 3700)] == ["5s", "1m15s", "1h01m"]
+
+
+def test_what_becomes_of_a_registered_version_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(champion: bool, verdict: str) -> str:
+        result = StudyResult(
+            "wine", "mlp", "auc", {"complete": 1}, 0, 0.9, 0.8, 0.0, [0.8], 0.7, 0.5, "wine", "3", 1.0, [7, 2, 1], {},
+            "run", champion, verdict,
+        )  # fmt: skip
+        conclude([result], [], [], tmp_path / "board.csv", "", "http://127.0.0.1:5000")
+        return capsys.readouterr().out
+
+    assert "wine (version 3, alias mlp; also champion)" in told(True, "yes: better")
+    assert "stays champion: 0.9 against 0.91 of version 1)" in told(False, "no: 0.9 against 0.91 of version 1")
+    assert "alias mlp; another version is champion by now)" in told(False, "yes: better")
+    text = told(False, "refused: one row: other predictions")
+    assert "no alias: wine (mlp), version 3: refused: one row: other predictions" in text
+    assert "wine (version 3, no alias; models.py promote checks it again)" in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bishop_ray.tracking.address import public_uri, tracking_uri
 from bishop_ray.tracking.closing import complete, settle
 from bishop_ray.tracking.environment import environment
+from bishop_ray.tracking.evidence import Evidence, Validation
 from bishop_ray.tracking.finding import study_run
 from bishop_ray.tracking.frame import runs_frame
 from bishop_ray.tracking.loading import find_version, load_best
@@ -18,9 +19,11 @@ from bishop_ray.tracking.writer import KnownTrial, StudyTracker
 
 __all__ = [
     "SPOOL",
+    "Evidence",
     "KnownTrial",
     "RegisteredModel",
     "StudyTracker",
+    "Validation",
     "check_tracking",
     "complete",
     "environment",

@@ -61,9 +61,11 @@ def check_names(name: str, alias: str) -> None:
     if not name or name.strip() != name or strange or name in (".", ".."):
         wanted = f"a name of at most {MAX_KEY} letters without '/', ':' and spaces around it"
         raise UserError(f"registered name {name[:MAX_KEY]!r}: expected {wanted}")
-    reserved = alias.lower() in ("latest", "champion") or re.fullmatch(r"[vV]?\d+", alias)
+    reserved = alias.lower() in ("latest", "champion", "challenger") or re.fullmatch(r"[vV]?\d+", alias)
     if not re.fullmatch(r"[\w-]{1,255}", alias) or reserved:
-        raise UserError(f"alias {alias!r}: expected letters, digits, '_' and '-'; 'latest', 'champion', v1 are taken")
+        raise UserError(
+            f"alias {alias!r}: expected letters, digits, '_', '-'; latest, champion, challenger, v1 are taken"
+        )
 
 
 def from_mlflow(error: Exception) -> bool:

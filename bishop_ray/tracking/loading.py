@@ -38,22 +38,32 @@ def load_best(name: str, alias: str = "champion", uri: str = "") -> Predictor:
 
     uri = tracking_uri(uri)
     with patient(), tempfile.TemporaryDirectory(prefix="bishop-load-") as scratch:
-        try:
-            client = open_client(uri)
-            number = _resolve(client, name, alias)
-            source = client.get_model_version_download_uri(name, number)
-            folder = _download(uri, str(source), scratch)
-        except (UserError, OSError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"registered model {name!r} ({alias}) holds no predictor: {reason(error)}") from error
-        except Exception as error:
-            if not from_mlflow(error):
-                raise
-            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
-                raise UserError(f"registered model {name!r} ({alias}) holds no predictor") from error
-            raise as_user_error(error, uri) from error
-        return Predictor.load(folder)
+        return Predictor.load(fetch(uri, name, alias, Path(scratch)))
+
+
+def fetch(uri: str, name: str, alias: str, scratch: Path, part: str = "predictor") -> Path:
+    """A copy in `scratch` of a part of a registered model's artifacts; "" for all of them.
+
+    Raises:
+        UnknownName: No such model, alias or version.
+        UserError: The version has no such part, or lies outside the allowed places (``roots.py``).
+        SourceUnavailable: The server does not answer.
+    """
+    what = part or "predictor"
+    try:
+        client = open_client(uri)
+        source = client.get_model_version_download_uri(name, resolve(client, name, alias))
+        return _download(uri, str(source), scratch, part)
+    except (UserError, OSError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"registered model {name!r} ({alias}) holds no {what}: {reason(error)}") from error
+    except Exception as error:
+        if not from_mlflow(error):
+            raise
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+            raise UserError(f"registered model {name!r} ({alias}) holds no {what}") from error
+        raise as_user_error(error, uri) from error
 
 
 def find_version(name: str, alias: str = "champion", uri: str = "") -> int:
@@ -71,15 +81,19 @@ def find_version(name: str, alias: str = "champion", uri: str = "") -> int:
     uri = tracking_uri(uri)
     with patient():
         try:
-            return int(_resolve(open_client(uri), name, alias))
+            return int(resolve(open_client(uri), name, alias))
         except Exception as error:
             if not from_mlflow(error):
                 raise
             raise as_user_error(error, uri) from error
 
 
-def _resolve(client: MlflowClient, name: str, alias: str) -> str:
-    """The version number behind an alias."""
+def resolve(client: MlflowClient, name: str, alias: str) -> str:
+    """The version number behind an alias.
+
+    Raises:
+        UnknownName: No such model, alias or version.
+    """
     models = {str(m.name): m for m in client.search_registered_models(max_results=1000)}
     if name not in models:
         raise UnknownName("registered model", name, models)
@@ -94,11 +108,11 @@ def _resolve(client: MlflowClient, name: str, alias: str) -> str:
     return aliases[alias]
 
 
-def _download(uri: str, source: str, scratch: str) -> Path:
+def _download(uri: str, source: str, scratch: Path, part: str) -> Path:
     from mlflow.artifacts import download_artifacts
 
     check_source(source, uri)
     if (place := local_path(source)) is not None:
         check_links(place)  # a copy would follow them
-    path = f"{source.rstrip('/')}/artifacts/predictor"
-    return Path(download_artifacts(artifact_uri=path, dst_path=scratch, tracking_uri=uri, registry_uri=uri))
+    path = f"{source.rstrip('/')}/artifacts/{part}".rstrip("/")
+    return Path(download_artifacts(artifact_uri=path, dst_path=str(scratch), tracking_uri=uri, registry_uri=uri))

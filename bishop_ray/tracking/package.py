@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def save_pyfunc(
-    predictor: Predictor, predictor_folder: Path, target: Path, example: pd.DataFrame, model_id: str, run_id: str
+    predictor: Predictor, parts: Mapping[str, Path], target: Path, example: pd.DataFrame, model_id: str, run_id: str
 ) -> None:
     """Writes the MLflow model folder `target`.
 
@@ -29,7 +29,7 @@ def save_pyfunc(
 
     Args:
         predictor: Its columns become the signature.
-        predictor_folder: Where it is saved.
+        parts: Folders that lie beside each other in it: ``predictor``, where that is saved, and ``gate``.
         target: Folder to create.
         example: Rows stored as input example, the used columns of them.
         model_id: Id of the logged model this becomes.
@@ -50,7 +50,7 @@ def save_pyfunc(
         save_model(
             target,
             python_model=str(Path(__file__).with_name("serve_model.py")),
-            artifacts={"predictor": str(predictor_folder)},
+            artifacts={name: str(folder) for name, folder in parts.items()},
             code_paths=[str(_copy_package(target.with_name("bishop_ray")))],
             # Given, because MLflow would spend 4-10 s on finding out.
             pip_requirements=requirements(predictor.model_names),

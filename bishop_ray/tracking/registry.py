@@ -1,8 +1,10 @@
-"""The registry of models: one name per dataset, an alias per model, `champion` on the best validation score."""
+"""The registry of models: one name per dataset, an alias per model, `champion` on the best one."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 import tempfile
 from collections.abc import Mapping
@@ -12,10 +14,15 @@ from typing import TYPE_CHECKING
 
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import public_uri, tracking_uri
+from bishop_ray.tracking.aliases import CHAMPION, holder
+from bishop_ray.tracking.environment import environment
+from bishop_ray.tracking.evidence import FOLDER, Evidence
+from bishop_ray.tracking.gate import get_ready
 from bishop_ray.tracking.guards import check_names, from_mlflow, one_at_a_time, patient
 from bishop_ray.tracking.names import short_tags
 from bishop_ray.tracking.package import save_pyfunc
 from bishop_ray.tracking.store import as_user_error, open_client, quoted
+from bishop_ray.tracking.succession import settle_aliases
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,10 +30,6 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from bishop_ray.predictor import Predictor
-
-CHAMPION = "champion"
-TRAIN = "train"
-"""Tag ``trained_on`` of a version that never saw validation rows, which is what its absence means too."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class RegisteredModel:
         champion: It carries the alias `champion`.
         created: False when this very model had been registered before.
         size_bytes: Of the predictor's files.
+        verdict: Why it is champion or not: "yes: ..." or "no: ..."; "refused: ..." where it got no alias at all.
     """
 
     name: str
@@ -48,6 +52,7 @@ class RegisteredModel:
     champion: bool
     created: bool
     size_bytes: int = field(default=0, compare=False)
+    verdict: str = field(default="", compare=False)
 
 
 def register_best(
@@ -58,8 +63,10 @@ def register_best(
     val_score: float,
     example: pd.DataFrame,
     run_id: str,
+    evidence: Evidence | None = None,
     uri: str = "",
     study_id: str = "",
+    search: str = "",
     data_key: str = "",
     metric: str = "",
     metrics: Mapping[str, float] | None = None,
@@ -67,10 +74,11 @@ def register_best(
 ) -> RegisteredModel:
     """Registers a study's winner under `name` and moves the aliases, last of all.
 
-    The alias of the model's name moves to the new version; `champion` moves when there is none, when `val_score` is
-    greater than the present champion's under the same metric (equal is enough for a refit on more rows), or when that
-    one was trained on other data. Registering the same predictor of the same study again makes no second version. When
-    anything fails, no alias has moved and nothing half-written is left.
+    First the version's files, as they lie in the registry, must load in a fresh process and answer as they do here
+    (``gate.py``). If they do not, it stays without any alias, with the reason in its tag ``bishop.gate``. Then the
+    alias of the model's name moves to it; `champion` too when there is none, or as ``contest.judge_new`` says; and
+    where its score is better but not beyond chance, `challenger`. Registering the same predictor of the same study
+    again makes no second version. When anything fails, no alias has moved and nothing half-written is left.
 
     Args:
         predictor: The fitted predictor.
@@ -78,9 +86,11 @@ def register_best(
         alias: The model's name.
         val_score: Validation score, larger is better.
         example: A few feature rows, stored as input example.
+        evidence: What the version is checked by and compared with; without, only `example` and the score.
         run_id: The study's parent run.
         uri: MLflow address, see `tracking_uri`.
         study_id: The study's identity, for "the same study".
+        search: Identity of the search over several models that the study belongs to; by default the study's.
         data_key: Says which data and split the score was taken on; scores of different ones are not compared.
         metric: Name of the selection metric.
         metrics: Further numbers (test scores), kept as tags of the version.
@@ -91,40 +101,55 @@ def register_best(
         SourceUnavailable: The server does not answer.
     """
     from bishop_ray.predictor import fingerprint
+    from bishop_ray.tracking.sample import write_sample
 
     check_names(name, alias)
     if not math.isfinite(val_score):
         raise UserError(f"register {name!r}: expected a finite validation score; found {val_score}")
     uri = tracking_uri(uri)
+    evidence = evidence or Evidence(example)
     with patient(), one_at_a_time(uri), tempfile.TemporaryDirectory(prefix="bishop-register-") as scratch:
         folder = predictor.save(Path(scratch) / "predictor")
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         identity = {"bishop.study_id": study_id or run_id, "bishop.fingerprint": fingerprint(folder)}
-        numbers = {key: repr(float(value)) for key, value in (metrics or {}).items()}
         facts = {
-            "bishop.model": predictor.model_name,
             "bishop.metric": metric,
             "bishop.data": data_key,
+            "bishop.search": search or study_id or run_id,
+            "bishop.validation": evidence.validation.key if evidence.validation else "",
+            "bishop.size_bytes": str(size),
             "val_score": repr(float(val_score)),
         }
-        all_tags = short_tags({**numbers, **(tags or {}), **facts, **identity})
+        numbers = {key: repr(float(value)) for key, value in (metrics or {}).items()}
+        all_tags = short_tags({**environment(), **numbers, **(tags or {}), **_contract(predictor), **facts, **identity})
         try:
             client = open_client(uri)
             _create_name(client, name)
             version = _same_version(client, name, identity)
             created = version is None
             if version is None:
+                get_ready()
                 _remove_leftovers(client, run_id, identity)
+                write_sample(folder.with_name(FOLDER), predictor, evidence)
                 version = _create_version(client, name, run_id, predictor, folder, example, all_tags)
-            _move_aliases(client, name, version, alias)
-            champion = str(client.get_registered_model(name).aliases.get(CHAMPION)) == str(version.version)
+            verdict = settle_aliases(client, uri, version, alias, evidence, Path(scratch))
+            champion = holder(client, name, CHAMPION) == str(version.version)
         except Exception as error:
             if not from_mlflow(error):
                 raise
             if getattr(error, "error_code", "") in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
                 raise UserError(f"MLflow refused to register {name!r}: {str(error).splitlines()[0]}") from error
             raise as_user_error(error, uri) from error
-    return RegisteredModel(name, int(version.version), f"models:/{name}/{version.version}", champion, created, size)
+    number = int(version.version)
+    return RegisteredModel(name, number, f"models:/{name}/{number}", champion, created, size, verdict)
+
+
+def _contract(predictor: Predictor) -> dict[str, str]:
+    """What the model is and what its callers rely on: columns, kinds, levels, target and labels as a hash."""
+    target = predictor.target
+    parts = [predictor.schema, sorted(predictor.levels.items()), target.name, target.task.value, target.classes]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    return {"bishop.model": predictor.model_name, "task": target.task.value, "bishop.contract": digest}
 
 
 def _create_name(client: MlflowClient, name: str) -> None:
@@ -170,7 +195,8 @@ def _create_version(
     model = client.create_logged_model(experiment, predictor.model_name, run_id, tags=tags, params=params)
     try:
         local = folder.with_name("model")
-        save_pyfunc(predictor, folder, local, example, model.model_id, run_id)
+        parts = {"predictor": folder, FOLDER: folder.with_name(FOLDER)}
+        save_pyfunc(predictor, parts, local, example, model.model_id, run_id)
         client.log_model_artifacts(model.model_id, str(local))
         client.finalize_logged_model(model.model_id, "READY")
         client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
@@ -185,38 +211,3 @@ def _create_version(
             place = public_uri(str(model.artifact_location))
             raise UserError(f"model {name!r}: its files cannot be written to {place}: {error.strerror}") from error
         raise
-
-
-def _move_aliases(client: MlflowClient, name: str, version: ModelVersion, alias: str) -> None:
-    """Points the model's alias, then perhaps `champion`, to the version; once per version."""
-    if version.tags.get("bishop.aliases") == "moved":  # registered before: later versions keep what they took over
-        return
-    number = str(version.version)
-    client.set_registered_model_alias(name, alias, number)
-    champion = client.get_registered_model(name).aliases.get(CHAMPION)
-    verdict = _compare(version, client.get_model_version(name, str(champion))) if champion else "the first version"
-    client.set_model_version_tag(name, number, "bishop.champion", verdict)
-    if not verdict.startswith("no:"):
-        client.set_registered_model_alias(name, CHAMPION, number)
-    client.set_model_version_tag(name, number, "bishop.aliases", "moved")
-
-
-def _compare(new: ModelVersion, champion: ModelVersion) -> str:
-    """Why `new` becomes champion, or "no: ..." why not."""
-    data = [version.tags.get("bishop.data", "") for version in (new, champion)]
-    if data[0] != data[1]:
-        return (
-            f"yes: version {champion.version} was trained on other data or another split; its score says nothing here"
-        )
-    metrics = [version.tags.get("bishop.metric", "") for version in (new, champion)]
-    if metrics[0] != metrics[1]:
-        return f"no: metric {metrics[0]!r} cannot be compared with the champion's {metrics[1]!r}"
-    try:
-        scores = [float(version.tags["val_score"]) for version in (new, champion)]
-    except (KeyError, ValueError):
-        return f"no: version {champion.version} has no readable val_score"
-    refit = [version.tags.get("trained_on", TRAIN) != TRAIN for version in (new, champion)]
-    # A refit has its model's score, and more rows than the model itself.
-    better = (scores[0], refit[0]) > (scores[1], refit[1])
-    words = ", and a refit" if better and scores[0] == scores[1] else ""
-    return f"{'yes' if better else 'no'}: {scores[0]:.6g} against {scores[1]:.6g} of version {champion.version}{words}"

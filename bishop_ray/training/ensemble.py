@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,19 @@ class Member:
     family: str
     key: str
     score: float
+
+
+@dataclass(frozen=True)
+class CrossFitted:
+    """An ensemble on rows that did not choose its weights.
+
+    Attributes:
+        score: Larger is better.
+        pooled: (R, K) predictions of all folds.
+    """
+
+    score: float
+    pooled: NDArray[np.float64] = field(repr=False, compare=False)
 
 
 def select(
@@ -98,8 +111,8 @@ def cross_fitted(
     steps: int = STEPS,
     folds: int = FOLDS,
     seed: int = 0,
-) -> float:
-    """The score of an ensemble on rows that did not choose its weights.
+) -> CrossFitted:
+    """What an ensemble is worth on rows that did not choose its weights.
 
     For each fold everything that `select` decides, the best of each family included, is decided on the other folds'
     rows; the score is one `evaluate` over the pooled predictions of all folds. AUC and its kind rank rows, and
@@ -141,7 +154,7 @@ def cross_fitted(
         weights = _greedy(_best_of_families(members, scores, top_k), seen, scorer, steps)
         parts = [predictions[i][inside] for i in weights]
         pooled[inside] = combine(parts, list(weights.values()), task.is_classification)
-    return _scored(metric, task, y, pooled, fold, scale)
+    return CrossFitted(_scored(metric, task, y, pooled, fold, scale), pooled)
 
 
 def _scored(

@@ -16,6 +16,7 @@ from bishop_ray.reports import leaderboard, to_csv
 from bishop_ray.tracking import SPOOL, StudyTracker, environment, register_best, settle
 from bishop_ray.training.disk import full_is_told
 from bishop_ray.tuning.evaluate import Evaluation
+from bishop_ray.tuning.evidence import evidence
 from bishop_ray.tuning.facts import AUTOML
 from bishop_ray.tuning.predictions import PREDICTIONS
 from bishop_ray.tuning.prepare import Prepared
@@ -196,6 +197,7 @@ def finish(
         val_score=final.val_scores[final.registered],
         example=prepared.example.frame,
         run_id=run_id,
+        evidence=evidence(prepared, final.validation, final.trained, config.resources.gpus > 0),
         uri=config.tracking_uri,
         study_id=opened.identity,
         data_key=f"{prepared.fingerprint} {config.split}",
@@ -223,6 +225,7 @@ def finish(
         params=flatten(params_of(opened.study, best[0])),
         parent_run=run_id,
         champion=model.champion,
+        verdict=model.verdict,
         trained_on=trained_on(config),
         size_bytes=model.size_bytes,
         **asdict(final.costs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.predictor import EnsembleMember, EnsemblePredictor, Predictor
+from bishop_ray.predictor.combine import combine
 from bishop_ray.training.ensemble import STEPS, TOP_K, Member, cross_fitted, select
 from bishop_ray.training.trial import PREDICTOR, VALIDATION
 from bishop_ray.tuning.trials import kept_models
@@ -73,10 +74,12 @@ class Ensemble:
     Attributes:
         members: Contenders and their weights, the largest first.
         score: Cross-fitted: weights fitted on four fifths of the rows, scored on the fifth.
+        pooled: (R, K) the predictions of the validation rows that `score` is made of.
     """
 
     members: tuple[tuple[Contender, float], ...]
     score: float
+    pooled: NDArray[Any] = field(repr=False, compare=False)
 
     def load(self) -> EnsemblePredictor:
         """The predictor, with every member in it."""
@@ -90,6 +93,11 @@ class Ensemble:
         ]
         seconds = sum(float(m.predictor.info.get("fit_seconds", 0.0)) for m in members)
         return EnsemblePredictor(members=tuple(members), info={"fit_seconds": seconds})
+
+    def predictions(self, problem: Problem) -> NDArray[np.float64]:
+        """(R, K) what the members' processes said of the validation rows, by the weights that the ensemble has."""
+        outputs = [contender.predictions() for contender, _ in self.members]
+        return combine(outputs, [weight for _, weight in self.members], problem.task.is_classification)
 
     def words(self) -> str:
         """Members and weights in one line."""
@@ -129,5 +137,5 @@ def build_ensemble(
     if len(weights) < 2:
         return None
     chosen = sorted(((found[i], weight) for i, weight in weights.items()), key=lambda pair: -pair[1])
-    score = cross_fitted(*arguments, top_k=top_k, steps=steps, seed=problem.seed)
-    return Ensemble(tuple(chosen), score)
+    fitted = cross_fitted(*arguments, top_k=top_k, steps=steps, seed=problem.seed)
+    return Ensemble(tuple(chosen), fitted.score, fitted.pooled)

@@ -17,7 +17,7 @@ from bishop_ray.data.table import Table
 from bishop_ray.errors import TrainingFailed
 from bishop_ray.metrics import evaluate
 from bishop_ray.predictor import Predictor
-from bishop_ray.training.trial import TrialSettings
+from bishop_ray.training.trial import VALIDATION, TrialSettings
 from bishop_ray.training.worker import evaluate_seed, last_error
 from bishop_ray.tuning.costs import Costs, measure
 from bishop_ray.tuning.placement import Placement
@@ -43,6 +43,8 @@ class Evaluation:
         registered: Position of `predictor` among the seeds.
         costs: Of `predictor`.
         predictions: Of the first seed's training, see `predictions_csv`.
+        validation: (R, K) outputs of the R validation rows that the registered training's score is made of.
+        trained: (R, K) what the process that trained `predictor` said of these rows; None of a refit.
         infos: What each training left in its predictor, e.g. its epochs and seconds.
         failed: Seeds whose training failed, with the reason.
     """
@@ -55,6 +57,8 @@ class Evaluation:
     registered: int
     costs: Costs
     predictions: str
+    validation: NDArray[Any]
+    trained: NDArray[Any] | None = None
     infos: tuple[dict[str, Any], ...] = ()
     failed: dict[int, str] = field(default_factory=dict)
 
@@ -138,7 +142,18 @@ def final_evaluation(
     target = prepared.preprocessor.target
     predictions = predictions_csv(target, (validation.y, val_outputs[0]), (test.y, test_outputs[0]))
     seeds = tuple(trained)
-    return Evaluation(chosen, val_scores, test_scores, references, seeds, best, costs, predictions, infos, failed)
+    own = None if refitted else left_predictions(list(trained.values())[best].parent)
+    return Evaluation(
+        chosen, val_scores, test_scores, references, seeds, best, costs, predictions, val_outputs[best], own, infos,
+        failed,
+    )  # fmt: skip
+
+
+def left_predictions(folder: Path) -> NDArray[Any] | None:
+    """The predictions of validation rows that a training left beside its predictor, if it did."""
+    path = folder / VALIDATION
+    found: NDArray[Any] | None = np.load(path, allow_pickle=False) if path.is_file() else None
+    return found
 
 
 def _outputs(predictor: Predictor, table: Table) -> NDArray[Any]:

@@ -36,6 +36,7 @@ class SearchFacts:
         experiment: MLflow experiment.
         data_key: Data and split, as the registry compares them.
         identity: Of the search; its MLflow run carries it.
+        rows: Says which validation rows, as the registry compares them; "" in a folder of an earlier version.
         folder: Of the search.
     """
 
@@ -45,6 +46,7 @@ class SearchFacts:
     experiment: str
     data_key: str
     identity: str
+    rows: str
     folder: Path
 
     def example(self) -> pd.DataFrame:
@@ -75,6 +77,7 @@ def save_problem(
         "dataset": whole.ref.key,
         "experiment": whole.ref.experiment,
         "data_key": f"{prepared.fingerprint} {whole.split}",
+        "validation": prepared.validation.fingerprint(),
     }
     write_whole(folder / FACTS, json.dumps(facts, indent=1))
 
@@ -91,7 +94,8 @@ def load_facts(folder: Path) -> SearchFacts:
         problem = Problem(y, facts["metric"], TaskType(facts["task"]), _units(facts), facts["seed"])
         identity = (folder / IDENTITY).read_text("utf-8")
         named = [str(facts[key]) for key in ("dataset", "experiment", "data_key")]
-        return SearchFacts(problem, dict(facts["studies"]), named[0], named[1], named[2], identity, folder)
+        rows = str(facts.get("validation", ""))
+        return SearchFacts(problem, dict(facts["studies"]), named[0], named[1], named[2], identity, rows, folder)
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise UserError(f"{folder}: no search over several models ended here (no {missing})") from None

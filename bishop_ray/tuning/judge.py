@@ -8,16 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.metrics import evaluate
 from bishop_ray.predictor import Predictor
-from bishop_ray.tracking import StudyTracker, register_best
+from bishop_ray.tracking import Evidence, StudyTracker, register_best
 from bishop_ray.tuning.budget import REFIT, Budget
 from bishop_ray.tuning.chronicle import reference_metrics
 from bishop_ray.tuning.contenders import ENSEMBLE, Contender, Ensemble, Problem, build_ensemble, contenders
 from bishop_ray.tuning.costs import Costs, measure
+from bishop_ray.tuning.evidence import evidence
 from bishop_ray.tuning.facts import save_problem
 from bishop_ray.tuning.predictions import predictions_csv
 from bishop_ray.tuning.prepare import open_test, test_references
@@ -55,6 +57,19 @@ class _Entry:
     params: dict[str, Any]
     trained_on: str = "train"
     contender: Contender | None = None
+    ensemble: Ensemble | None = None
+
+    def evidence(self, first: Family, problem: Problem) -> Evidence:
+        """What it is registered with; a refit never saw the validation rows as such."""
+        output: NDArray[Any]
+        trained: NDArray[Any]
+        if self.ensemble is not None:
+            output, trained = self.ensemble.pooled, self.ensemble.predictions(problem)
+        else:
+            assert self.contender is not None
+            output = trained = self.contender.predictions()
+        on_gpu = first.config.resources.gpus > 0 or bool(self.family and self.family.config.resources.gpus > 0)
+        return evidence(first.prepared, output, trained if self.trained_on == "train" else None, on_gpu)
 
 
 def judge(
@@ -104,7 +119,8 @@ def judge(
         if entry.contender is not None:
             validation = (problem.y, entry.contender.predictions())
             predictions[entry.model] = predictions_csv(target, validation, (y, output))
-        results.append(_register(whole, entry, costs, score, references, families[0], identity, tracker))
+        known = entry.evidence(families[0], problem)
+        results.append(_register(whole, entry, known, costs, score, references, families[0], identity, tracker))
     log_verdict(families, results, tracker, ensemble, [*skipped, *without], predictions)
     return Verdict(results, without)
 
@@ -137,7 +153,7 @@ def _entries(
             entries.append(_Entry(*row, contender=contender))
     if ensemble is not None:
         predictor = ensemble.load()
-        mixed = _Entry(ENSEMBLE, predictor, ensemble.score, -1, None, dict(predictor.hparams))
+        mixed = _Entry(ENSEMBLE, predictor, ensemble.score, -1, None, dict(predictor.hparams), ensemble=ensemble)
         # After a single model of the same score: among equals the simpler one.
         entries.insert(sum(entry.val_score >= ensemble.score for entry in entries), mixed)
     if whole.refit and entries:
@@ -168,6 +184,7 @@ def _refit(family: Family, number: int, found: Predictor) -> Predictor:
 def _register(
     whole: StudyConfig,
     entry: _Entry,
+    known: Evidence,
     costs: Costs,
     score: float,
     references: dict[str, float],
@@ -187,8 +204,10 @@ def _register(
         val_score=entry.val_score,
         example=prepared.example.frame,
         run_id=run_id,
+        evidence=known,
         uri=whole.tracking_uri,
         study_id=family.opened.identity if family else identity,
+        search=identity,
         data_key=f"{prepared.fingerprint} {whole.split}",
         metric=whole.metric,
         metrics=scores,
@@ -214,6 +233,7 @@ def _register(
         params=entry.params,
         parent_run=run_id,
         champion=model.champion,
+        verdict=model.verdict,
         trained_on=entry.trained_on,
         size_bytes=model.size_bytes,
         **asdict(costs),

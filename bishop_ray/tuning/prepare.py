@@ -29,6 +29,7 @@ class Prepared:
         preprocessor: Fitted on the training rows.
         fingerprint: Hash of the whole dataset, test rows included, and of the split.
         example: A few raw training rows, as a request would bring them.
+        validation: The raw validation rows.
         rows: Rows of train, validation and test.
     """
 
@@ -36,6 +37,7 @@ class Prepared:
     preprocessor: Preprocessor
     fingerprint: str
     example: RawDataset
+    validation: RawDataset
     rows: tuple[int, int, int]
 
 
@@ -98,7 +100,7 @@ def prepare(loaded: Loaded) -> Prepared:
         preprocessor.target.units,
     )
     example = loaded.train.rows(np.arange(min(5, loaded.rows[0])))
-    return Prepared(data, preprocessor, loaded.fingerprint, example, loaded.rows)
+    return Prepared(data, preprocessor, loaded.fingerprint, example, loaded.validation, loaded.rows)
 
 
 def unable(config: StudyConfig, prepared: Prepared) -> str:

@@ -17,9 +17,9 @@ from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.metrics import evaluate
 from bishop_ray.models import MODELS, not_installed
 from bishop_ray.predictor import EnsemblePredictor
-from bishop_ray.predictor.combine import combine
-from bishop_ray.tracking import RegisteredModel, register_best, study_run
+from bishop_ray.tracking import Evidence, RegisteredModel, Validation, register_best, study_run
 from bishop_ray.training.ensemble import STEPS, TOP_K
+from bishop_ray.training.paired import Scored
 from bishop_ray.tuning.contenders import ENSEMBLE, Contender, Ensemble, Problem, build_ensemble, contenders
 from bishop_ray.tuning.facts import AUTOML, FACTS, SearchFacts, load_facts
 from bishop_ray.tuning.store import locked, read_study, settings_of
@@ -129,6 +129,7 @@ def rebuild_ensemble(storage: Path, study: str, *, top_k: int = TOP_K, steps: in
             val_score=ensemble.score,
             example=facts.example(),
             run_id=run_id,
+            evidence=_evidence(ensemble, facts),
             uri=uri,
             study_id=facts.identity,
             data_key=facts.data_key,
@@ -237,8 +238,13 @@ def _build(
     return ensemble, ensemble.assemble(predictors)
 
 
+def _evidence(ensemble: Ensemble, facts: SearchFacts) -> Evidence:
+    """The raw validation rows are not at hand: the example's rows are what the version is checked by."""
+    scored = Scored(facts.problem.y, ensemble.pooled, facts.problem.scale)
+    return Evidence(facts.example(), validation=Validation(facts.rows, scored) if facts.rows else None)
+
+
 def _fitted_score(ensemble: Ensemble, problem: Problem) -> float:
     """The score on the rows that chose the weights."""
-    outputs = [contender.predictions() for contender, _ in ensemble.members]
-    mean = combine(outputs, [weight for _, weight in ensemble.members], problem.task.is_classification)
+    mean = ensemble.predictions(problem)
     return evaluate(problem.metric, problem.task, problem.y, mean, scale=problem.scale)
