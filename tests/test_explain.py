@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -279,3 +281,16 @@ def test_rank_correlation_is_spearmans() -> None:
     rng = np.random.default_rng(0)
     one, other = rng.integers(0, 5, 20).astype(float), rng.normal(size=20)
     assert rank_correlation(one, other) == pytest.approx(spearmanr(one, other)[0])
+
+
+def test_only_bishops_explanation_imports_bishop() -> None:
+    """Where a registered XGBoost predicts, nothing of BiSHop need be installed."""
+    code = (
+        "import sys\n"
+        "sys.modules['entmax'] = None\n"
+        "import bishop_ray.predictor\n"
+        "from bishop_ray.predictor.gaze import column_attention\n"
+        "assert column_attention(type('P', (), {'model_names': ('xgboost',)}), [], []) is None\n"
+        "sys.exit(any(name.startswith('bishop_ray.models.bishop') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])

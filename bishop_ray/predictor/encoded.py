@@ -35,10 +35,11 @@ class Encoded:
 
     def moves(self, columns: Iterable[str], order: NDArray[np.int64]) -> bool:
         """Whether any input is another one after those columns' values were taken from the rows of `order` (R,)."""
-        columns = tuple(columns)
-        num = [self.x_num[:, place] for column in columns for place in self.num.get(column, ())]
-        cat = [self.x_cat[:, place] for column in columns for place in self.cat.get(column, ())]
-        return any(not np.array_equal(x, x[order], equal_nan=x.dtype.kind == "f") for x in (*num, *cat))
+        for column in columns:
+            num, cat = self.x_num[:, self.num.get(column, [])], self.x_cat[:, self.cat.get(column, [])]
+            if not np.array_equal(num, num[order], equal_nan=True) or not np.array_equal(cat, cat[order]):
+                return True
+        return False
 
     def shuffled(self, columns: Iterable[str], orders: Orders) -> Encoded:
         """S * R rows: for each order (S, R) all rows once, those columns' values taken from the rows it names.

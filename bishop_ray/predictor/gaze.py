@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bishop_ray.models.bishop import BiSHop
-from bishop_ray.models.bishop.attention import feature_weights
 from bishop_ray.predictor.encoded import Encoded
 from bishop_ray.predictor.single import Predictor
+
+BISHOP = "bishop"
+"""Its name in the registry of models."""
 
 
 def column_attention(predictor: Predictor, parts: Sequence[Encoded], names: Sequence[str]) -> pd.DataFrame | None:
@@ -25,6 +26,12 @@ def column_attention(predictor: Predictor, parts: Sequence[Encoded], names: Sequ
         parts: The rows, as ``predictor.encoded`` gives them.
         names: The columns of its schema.
     """
+    if BISHOP not in predictor.model_names:
+        return None
+    # Not before it is needed: where only other models predict, what BiSHop imports may not be installed.
+    from bishop_ray.models.bishop import BiSHop
+    from bishop_ray.models.bishop.attention import feature_weights
+
     total, shares = np.zeros(len(names)), 0.0
     inputs: NDArray[np.int64] = np.zeros(len(names), np.int64)
     largest = 0.0

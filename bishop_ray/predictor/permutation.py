@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
-from bishop_ray.metrics import check_metric, evaluate
+from bishop_ray.metrics import evaluate
 from bishop_ray.predictor.encoded import Encoded, Orders
 from bishop_ray.predictor.single import Predictor
 
@@ -70,13 +70,15 @@ def score_loss(metric: str, predictor: Predictor, y: NDArray[Any], output: Float
         UserError: The metric is unknown, does not fit the task or is undefined for these rows.
     """
     task = predictor.task
-    check_metric(metric, task)
     scale = 1.0 if task.is_classification else predictor.target.units
 
     def score(found: Floats) -> float:
         return evaluate(metric, task, y, found, scale=scale)
 
-    best = score(output)
+    try:
+        best = score(output)
+    except ModuleNotFoundError as error:  # what predicts need not have what judges
+        raise UserError(f"explain: {metric} needs {error.name}: pip install scikit-learn") from error
     return lambda changed: best - score(changed)
 
 
