@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import os
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bishop_ray import cli
-from bishop_ray.addresses import told
 from bishop_ray.config import NO_LIMIT
 from bishop_ray.data.paper_sets import PAPER_SETS
-from bishop_ray.data.suites import EMBEDDED, SUITES, DatasetRef, embedded_ref, file_ref
-from bishop_ray.errors import SourceUnavailable, UserError
+from bishop_ray.data.suites import SUITES, DatasetRef
+from bishop_ray.errors import UserError
 from bishop_ray.models import MODELS
+from bishop_ray.named_data import datasets as datasets
+from bishop_ray.named_data import named_ref as named_ref
+from bishop_ray.named_data import obtained as obtained
 
 if TYPE_CHECKING:
     from bishop_ray.config import Resources, StudyConfig
     from bishop_ray.tuning.cluster import Cluster
-    from bishop_ray.tuning.suite import Failure
-
-logger = logging.getLogger(__name__)
 
 
 def chosen_models(given: list[str]) -> list[str]:
@@ -69,61 +65,6 @@ def check_warm_start(warm_start: str, models: list[str]) -> None:
     """
     if warm_start == "paper" and "bishop" not in models:
         raise UserError(f"--warm-start paper has configurations of bishop only; found --models {' '.join(models)}")
-
-
-def datasets(args: argparse.Namespace) -> tuple[list[DatasetRef], list[Failure]]:
-    """The datasets of the flags, and the tasks of several that cannot be had.
-
-    Raises:
-        UserError: Flags that do not fit together, unknown names, an unreachable server.
-    """
-    source = cli.one_source(args)
-    if source == "dataset":
-        return [named_ref(name, args) for name in cli.known("dataset", args.dataset, (*EMBEDDED, *PAPER_SETS))], []
-    if source == "table":
-        return [file_ref(args.table, args.target or "", args.task_type or "")], []
-    from bishop_ray.data.sources import suite_datasets, task_dataset
-
-    if source == "suite":
-        return suite_datasets(args.suite, args.openml_server, args.paper_tasks), []
-    found, failures = obtained(args.task, lambda task: task_dataset(task, args.openml_server), "task ")
-    return list(found.values()), failures
-
-
-def obtained(
-    names: Iterable[str], find: Callable[[str], DatasetRef], prefix: str = ""
-) -> tuple[dict[str, DatasetRef], list[Failure]]:
-    """By name, the datasets that can be had; and the others, `prefix` before their names, with the reason.
-
-    Raises:
-        UserError: None can be had: the reason of the first.
-    """
-    refs, errors = {}, {}
-    for name in dict.fromkeys(names):
-        try:
-            refs[name] = find(name)
-        except UserError as error:
-            errors[name] = error
-            if isinstance(error, SourceUnavailable):  # took its time, and the next one may take it too
-                logger.warning("%s%s: %s", prefix, name, told(error))
-    if not refs:
-        raise next(iter(errors.values()))
-    from bishop_ray.tuning.suite import Failure
-
-    return refs, [Failure(f"{prefix}{name}", "all models", told(error)) for name, error in errors.items()]
-
-
-def named_ref(name: str, args: argparse.Namespace) -> DatasetRef:
-    """The reference of a name: one of scikit-learn's tables, or of the paper's.
-
-    Raises:
-        UserError: The paper's table is neither in ``--data-dir`` nor on OpenML.
-    """
-    if name in EMBEDDED:
-        return embedded_ref(name)
-    from bishop_ray.data.sources import paper_dataset
-
-    return paper_dataset(name, args.data_dir or os.environ.get("BISHOP_DATA_DIR", "").strip(), args.openml_server)
 
 
 def check_output(output: str, flag: str = "--output") -> None:

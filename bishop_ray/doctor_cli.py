@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray import choices, cli, commands
+from bishop_ray.data.roles import NO_ROLES, Roles
 from bishop_ray.data.suites import EMBEDDED, DatasetRef, file_ref
 from bishop_ray.errors import BadTable, UserError
-from bishop_ray.flags import non_negative_int
+from bishop_ray.flags import non_negative_int, row_flags
 from bishop_ray.home import write_whole
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def doctor_parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", default=["bishop"], metavar="NAME", help="to be tried, or all (bishop)")
     parser.add_argument("--no-dry-run", action="store_true", help="only look at the table; train nothing")
     parser.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="seed of the split (0)")
+    row_flags(parser)
     parser.add_argument("--json", default="", metavar="FILE", help="write all of it as JSON; - for standard output")
     return parser
 
@@ -65,7 +67,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     models = choices.chosen_models(args.models)
     if args.json != "-":
         choices.check_output(args.json, "--json")
-    ref = _ref(args)
+    ref = replace(_ref(args), roles=Roles(args.weights, args.groups, args.time, args.balance))
     report, raw = _examined(args, ref)
     tried: list[Tryout] = []
     if raw is not None:
@@ -110,6 +112,7 @@ def _examined(args: argparse.Namespace, ref: DatasetRef) -> tuple[Report, RawDat
     from bishop_ray.data.doctor import examine
     from bishop_ray.data.findings import REFUSED, Finding, Report
     from bishop_ray.data.raw import make_raw
+    from bishop_ray.data.role_columns import with_roles
     from bishop_ray.data.split import protocol
 
     task, where, categorical = ref.task_type, ref.locator if ref.kind == "file" else "", None
@@ -125,16 +128,18 @@ def _examined(args: argparse.Namespace, ref: DatasetRef) -> tuple[Report, RawDat
         frame, target, task, categorical = _named(ref)
     report = examine(
         frame, target, task_type=task, categorical=categorical, name=ref.name, where=where,
-        seed=args.seed, split=protocol(ref),
+        seed=args.seed, split=protocol(ref), roles=ref.roles,
     )  # fmt: skip
-    return report, None if report.refused else make_raw(ref.name, frame, target, task, categorical, where)
+    if report.refused:
+        return report, None
+    return report, with_roles(make_raw(ref.name, frame, target, task, categorical, where), ref.roles, where)
 
 
 def _named(ref: DatasetRef) -> tuple[pd.DataFrame, str, str, tuple[str, ...]]:
     """Columns, target, task type and categories of a table by name."""
     from bishop_ray.data.sources import load_dataset
 
-    raw = load_dataset(ref)
+    raw = load_dataset(replace(ref, roles=NO_ROLES))
     name = str(raw.target.name)
     return raw.frame.assign(**{name: raw.target}), name, raw.task.value, raw.categorical
 

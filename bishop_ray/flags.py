@@ -69,6 +69,16 @@ def data_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--split", metavar="A,B,C", help="fractions of train, validation, test, e.g. 0.7,0.2,0.1")
     group.add_argument("--max-rows", type=positive_int, metavar="N", help="use a seeded sample of at most N rows")
     group.add_argument("--openml-server", default="", metavar="URL", help="OpenML address (or BISHOP_OPENML_SERVER)")
+    row_flags(parser)
+
+
+def row_flags(parser: argparse.ArgumentParser) -> None:
+    """What rows weigh, and which of them stay together."""
+    group = parser.add_argument_group("rows")
+    group.add_argument("--weights", default="", metavar="COL", help="column of row weights (>= 0) in training")
+    group.add_argument("--groups", default="", metavar="COL", help="no group of this column lies in two parts")
+    group.add_argument("--time", default="", metavar="COL", help="train on the earliest rows, test on the latest")
+    group.add_argument("--balance", action="store_true", help="every class weighs the same in training")
 
 
 def search_flags(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bishop_ray import cli, commands, explain_cli
 from bishop_ray.errors import UserError
 from bishop_ray.home import storage_folder
+from bishop_ray.replay_cli import add_replay, run_replay
 
 if TYPE_CHECKING:
     Actions = argparse._SubParsersAction[cli.Parser]
@@ -28,6 +29,7 @@ def models_parser() -> argparse.ArgumentParser:
     _add_ensemble(actions)
     _add_sync(actions)
     explain_cli.add_explain(actions)
+    add_replay(actions)
     return parser
 
 
@@ -86,6 +88,8 @@ def run_models(args: argparse.Namespace) -> int:
     if args.action == "explain":
         return explain_cli.run_explain(args)
     commands.quiet()
+    if args.action == "replay":
+        return run_replay(args)
     storage = storage_folder(args.storage)
     return _sync(args, storage) if args.action == "sync" else _ensemble(args, storage)
 

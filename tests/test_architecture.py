@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "addresses", "home", "rows", "paper", "data", "metrics", "config", "models", "predictor", "training",
     "reports", "tracking", "tuning", "ablations", "reporting", "serving", "listing", "comparison", "screen", "flags",
-    "cli", "choices", "commands", "sklearn", "serve_cli", "explain_cli", "models_cli", "train_cli", "report_cli",
-    "theory_cli", "ablate_cli", "reproduce_cli", "doctor_cli", "jobs",
+    "cli", "named_data", "choices", "commands", "sklearn", "serve_cli", "explain_cli", "replay_cli", "models_cli",
+    "train_cli", "report_cli", "theory_cli", "ablate_cli", "reproduce_cli", "doctor_cli", "jobs",
 ]  # fmt: skip
 HOMES = {
     "openml": ("bishop_ray/data/client.py",),
@@ -74,11 +74,13 @@ HOMES = {
         "bishop_ray/flags.py",
         "bishop_ray/cli.py",
         "bishop_ray/choices.py",
+        "bishop_ray/named_data.py",
         "bishop_ray/commands.py",
         "bishop_ray/listing.py",
         "bishop_ray/doctor_cli.py",
         "bishop_ray/models_cli.py",
         "bishop_ray/explain_cli.py",
+        "bishop_ray/replay_cli.py",
         "bishop_ray/theory_cli.py",
         "bishop_ray/ablate_cli.py",
         "bishop_ray/report_cli.py",

@@ -42,7 +42,7 @@ def test_tune_lines_parse(line: str) -> None:
 def test_models_lines_parse(line: str) -> None:
     words = shlex.split(line)
     args = models_cli.models_parser().parse_args(words[words.index("jobs/models.py") + 1 :])
-    assert args.action in ("ensemble", "sync", "explain")
+    assert args.action in ("ensemble", "sync", "explain", "replay")
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/ablate.py" in line])

@@ -21,14 +21,19 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
+from bishop_ray.data.sources import load_dataset
 from bishop_ray.sklearn import BiSHopClassifier, BiSHopRegressor, TunedClassifier, TunedRegressor
+from bishop_ray.sklearn.tuned import _write_table
 
 TINY: dict[str, Any] = {
     "d_embedding": 4, "stride": 4, "n_pool": 2, "n_merge": 2, "d_model": 16, "d_ff": 16, "n_heads": 2,
     "n_encoder_levels": 1, "decoder": False, "n_decoded": 4, "dropout": 0.0, "head_dropout": 0.0, "max_epochs": 30,
     "lr": 1e-2, "batch_size": 16, "precision": "fp32", "random_state": 0,
 }  # fmt: skip
-EXPECTED_FAILURES: dict[str, str] = {}
+EXPECTED_FAILURES = {
+    "check_sample_weight_equivalence_on_dense_data": "a row that is repeated may come to be trained on and validated, "
+    "and to lie in other batches, than one that weighs more; that weight 0 is the same as no row is tested below"
+}
 
 
 def table(rows: int = 120, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
@@ -193,3 +198,61 @@ def test_a_search_for_a_number_leaves_nothing_behind(tmp_path: Path, monkeypatch
     assert search.best_score_ < 0  # larger is better
     assert set(search.best_params_)
     assert not list(tmp_path.glob("bishop-tuned-*"))
+
+
+@pytest.mark.parametrize("kind", [BiSHopClassifier, BiSHopRegressor])
+def test_a_row_of_weight_0_is_as_if_it_were_not_there(kind: Any) -> None:
+    frame, label = table()
+    y = label if kind is BiSHopClassifier else frame["size"] * 2 + 1
+    weights = np.ones(len(frame))
+    weights[::3] = 0
+    wrong = y.where(weights > 0, np.roll(y, 1))
+    few = {**TINY, "max_epochs": 3}
+    kept = weights > 0
+    expected = kind(**few).fit(frame[kept], y[kept], weights[kept]).predict(frame)
+    assert np.array_equal(kind(**few).fit(frame, wrong, sample_weight=weights).predict(frame), expected)
+    # equal weights are no weights, up to the last bits of a mean
+    plain = kind(**few).fit(frame[kept], y[kept])
+    assert plain.history_ == pytest.approx(kind(**few).fit(frame, y, weights * 7).history_, abs=1e-3)
+
+
+def test_weights_decide_between_contradicting_rows() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    twice, y = np.vstack([x, x]), np.repeat(["a", "b"], 200)
+    for heavy, weights in (("a", (5.0, 0.1)), ("b", (0.1, 5.0))):
+        model = BiSHopClassifier(**{**TINY, "max_epochs": 5}).fit(twice, y, sample_weight=np.repeat(weights, 200))
+        assert np.mean(model.predict(x) == heavy) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (-np.ones(120), "sample_weight: expected weights >= 0; found -1"),
+        (np.zeros(120), "non-zero weight; found 0"),
+        (np.full(120, np.nan), "sample_weight contains NaN"),
+        (np.ones(119), r"sample_weight.shape == \(119,\)"),
+        (np.arange(120) == 5, "non-zero weight; found 1"),
+        (["heavy"] * 120, "could not convert"),
+    ],
+)
+def test_bad_weights_are_refused(weights: Any, words: str) -> None:
+    frame, label = table()
+    with pytest.raises(ValueError, match=words):
+        BiSHopClassifier(**TINY).fit(frame, label, sample_weight=weights)
+
+
+def test_a_search_is_told_the_weights(tmp_path: Path) -> None:
+    frame, label = table()
+    frame = frame.rename(columns={"size": "target_"})
+    weights = np.linspace(0.5, 2, len(frame))
+    raw = load_dataset(_write_table(tmp_path, frame, label.to_numpy(), "classification", weights))
+    assert raw.weights == pytest.approx(weights)
+    assert list(raw.frame.columns) == list(frame.columns)
+    assert load_dataset(_write_table(tmp_path, frame, label.to_numpy(), "classification", None)).weights is None
+
+
+def test_one_class_of_non_zero_weight_is_too_few() -> None:
+    frame, label = table()
+    with pytest.raises(ValueError, match="only one class is present among rows with a weight above 0"):
+        BiSHopClassifier(**TINY).fit(frame, label, sample_weight=(label == "yes").astype(float))

@@ -10,6 +10,7 @@ import pytest
 from bishop_ray import paper
 from bishop_ray.choices import check_warm_start
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.roles import Roles
 from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import UserError
 from bishop_ray.tuning.cluster import Cluster
@@ -106,6 +107,9 @@ def test_winners_of_similar_tables_are_tried(ray_here: Cluster, config: StudyCon
     again = replace(config, warm_start="mlflow", seed=1)
     open_warm(again, load_space(again.space, again.model), load(again))
     assert enqueued(again) == [], "never from the same table"
+    weighed = replace(again, ref=replace(again.ref, roles=Roles("petal width (cm)")), seed=2)
+    open_warm(weighed, load_space(again.space, again.model), load(weighed))
+    assert enqueued(weighed) == [], "nor from what is the same table but for weights"
     other = replace(config, ref=embedded_ref("wine"), warm_start="mlflow", trials=3, max_epochs=1)
     run_study(other)
     (point,) = enqueued(other) or [None]

@@ -122,7 +122,9 @@ def _settings(study: StudyConfig, seed: int = 0, folder: str = "") -> TrialSetti
 
 def _facts(config: AblationConfig, loaded: Loaded, every: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What decides the results, beside the setting and the seed of a run."""
-    facts: dict[str, Any] = {"data": loaded.fingerprint, "split": str(config.study.split)}
+    roles = config.study.ref.roles
+    split = f"{config.study.split}, {roles}" if roles else str(config.study.split)
+    facts: dict[str, Any] = {"data": loaded.fingerprint, "split": split}
     facts |= {"metric": config.study.metric, "precision": config.study.precision}
     for model, study in config.studies.items():
         facts |= {f"{model}.{name}": value for name, value in every[model].items() if name not in _OF_RUNS}

@@ -15,6 +15,8 @@ from bishop_ray.data.leaks import copies, leaks
 from bishop_ray.data.name_findings import name_findings
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.raw import make_raw
+from bishop_ray.data.role_columns import with_roles
+from bishop_ray.data.roles import NO_ROLES, Roles
 from bishop_ray.data.split import DATASETS_I, SplitProtocol, split_indices
 from bishop_ray.data.table import RawDataset, Split
 from bishop_ray.data.target_findings import class_counts, few_rows, missing_target, target_findings
@@ -34,6 +36,7 @@ def examine(
     where: str = "",
     seed: int = 0,
     split: SplitProtocol = DATASETS_I,
+    roles: Roles = NO_ROLES,
 ) -> Report:
     """Looks at a whole table as a search would read it.
 
@@ -46,13 +49,14 @@ def examine(
         where: What messages call it (a path); `name` by default.
         seed: Of the split.
         split: How rows are split.
+        roles: Columns of weights, groups or time.
 
     Returns:
         The report. A table that cannot be trained on is no error here: ``Report.refused`` has the line.
     """
     found = name_findings(list(frame.columns))
     try:
-        raw = make_raw(name, frame, target, task_type, categorical, where)
+        raw = with_roles(make_raw(name, frame, target, task_type, categorical, where), roles, where)
     except UserError as error:
         return Report(name, target, findings=(*found, _refusal(str(error))), refused=str(error))
     classes = class_counts(raw.target) if raw.task.is_classification else ()
@@ -84,9 +88,8 @@ def warnings_of(train: RawDataset, validation: RawDataset, most_cells: int = MOS
         most_cells: Of a larger table, evenly spaced rows are looked at; repeated rows are not looked for then.
     """
     both = [_thinned(part, most_cells // max(train.frame.shape[1], 1)) for part in (train, validation)]
-    frame = pd.concat([part.frame for part in both], ignore_index=True)
-    target = pd.concat([part.target for part in both], ignore_index=True)
-    raw = RawDataset(train.name, frame, target, train.task, train.categorical)
+    raw = both[0].joined(both[1])
+    frame, target = raw.frame, raw.target
     columns = coded(raw)
     learn, check = np.arange(len(both[0])), np.arange(len(both[0]), len(raw))
     found = leaks(columns, target, raw.task.is_classification, learn, check)

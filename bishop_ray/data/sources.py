@@ -17,6 +17,7 @@ from bishop_ray.data.files import load_embedded, load_file
 from bishop_ray.data.paper_load import clean_paper, load_paper_file
 from bishop_ray.data.paper_sets import paper_set
 from bishop_ray.data.raw import make_raw
+from bishop_ray.data.role_columns import with_roles
 from bishop_ray.data.servers import DEFAULT_SERVER, server_url
 from bishop_ray.data.suites import PAPER_TASKS, SUITES, DatasetRef, paper_ref, suite_group, suite_id, task_ref
 from bishop_ray.data.table import RawDataset
@@ -31,8 +32,12 @@ def load_dataset(ref: DatasetRef) -> RawDataset:
     Raises:
         SourceUnavailable: The OpenML server does not answer in time and nothing is cached.
         BadTable: The table cannot be read or trained on.
-        UserError: The task does not exist, or is of another kind.
+        UserError: The task does not exist, or is of another kind; a column of the roles is unknown or unfit.
     """
+    return with_roles(_read(ref), ref.roles, ref.locator if ref.kind == "file" else "")
+
+
+def _read(ref: DatasetRef) -> RawDataset:
     if ref.kind == "file":
         return load_file(ref)
     if ref.kind == "embedded":

@@ -12,11 +12,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bishop_ray.data.group_split import NoSplit, assign_groups
 from bishop_ray.data.suites import DatasetRef
 from bishop_ray.data.table import RawDataset, Split
+from bishop_ray.data.time_split import by_time
 from bishop_ray.errors import BadTable, UserError
 
 Fractions = tuple[float, float, float]
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,10 @@ def split_indices(
     one row. A class of three rows or more has at least one in each part, as far as the parts' sizes allow; a rarer one
     has at least one in train.
 
+    Where rows have groups, whole groups are divided (`group_split`), so that sizes and shares are as near as these
+    allow. Where they have times, train has the earliest and test the latest (`time_split`). A row limit draws rows
+    first.
+
     Args:
         raw: The whole table, R rows.
         seed: Any integer >= 0.
@@ -90,7 +97,7 @@ def split_indices(
 
     Raises:
         UserError: A seed below 0, or fractions that do not sum to 1.
-        BadTable: A part would be empty, or there are more classes than training rows.
+        BadTable: A part would be empty, there are more classes than training rows, or train would lack a class.
     """
     plan = SplitProtocol(fractions, max_rows)
     if seed < 0:
@@ -110,14 +117,57 @@ def split_indices(
             f"test {max(sizes[2], 0)}; expected at least 1 in each"
         )
     _check_classes(raw, len(groups), sizes[0])
+    if raw.groups is None and raw.time is None:
+        train_rows, *scored = _stratified(groups, kept, sizes)
+    else:
+        chosen = np.concatenate([group[:count] for group, count in zip(groups, kept, strict=True)])
+        # in the order drawn, whatever the classes
+        train_rows, *scored = _by_role(raw, order[np.isin(order, chosen)], plan.fractions, sizes)
+    # A second draw: in the order of the first, a class whose share was reached earlier would tend to come earlier.
+    keys = np.random.PCG64(seed).random_raw(2 * len(raw))[len(raw) :]
+    return Split(np.sort(train_rows), *(rows[np.argsort(keys[rows], kind="stable")] for rows in scored))
+
+
+def _stratified(groups: list[Rows], kept: Rows, sizes: list[int]) -> list[Rows]:
+    """Train, validation and test rows: of each class its share of the `kept` first ones."""
     train = _apportion(kept, sizes[0], leave=2)
     validation = _apportion(kept - train, sizes[1], leave=1)
     bounds = [np.cumsum([t, v, k - t - v]) for t, v, k in zip(train, validation, kept, strict=True)]
     parts = [[group[a:b] for group, (a, b) in zip(groups, edges, strict=True)] for edges in _edges(bounds)]
-    train_rows, *scored = (np.concatenate(part) for part in parts)
-    # A second draw: in the order of the first, a class whose share was reached earlier would tend to come earlier.
-    keys = np.random.PCG64(seed).random_raw(2 * len(raw))[len(raw) :]
-    return Split(np.sort(train_rows), *(rows[np.argsort(keys[rows], kind="stable")] for rows in scored))
+    return [np.concatenate(part) for part in parts]
+
+
+def _by_role(raw: RawDataset, rows: Rows, fractions: Fractions, sizes: list[int]) -> list[Rows]:
+    """Train, validation and test rows of `rows` by group or by time.
+
+    Raises:
+        BadTable: The groups or times cannot be divided, or train lacks a class.
+    """
+    codes = pd.factorize(raw.target, sort=False)[0][rows] if raw.task.is_classification else np.zeros(len(rows), int)
+    if raw.groups is not None:
+        places = pd.factorize(raw.groups[rows])[0]  # groups by their first row in the order drawn
+        counts = np.zeros((places.max() + 1, codes.max() + 1), np.int64)
+        np.add.at(counts, (places, codes), 1)
+        try:
+            part = assign_groups(counts, fractions)[places]
+        except NoSplit as error:
+            raise BadTable(f"{raw.name}: --groups: no split into train, validation and test: {error}") from None
+        return [rows[part == number] for number in range(3)]
+    assert raw.time is not None
+    found = by_time(raw.time[rows], sizes)
+    if found is None:
+        raise BadTable(
+            f"{raw.name}: --time: expected at least three different times for train, validation and test; "
+            f"found {len(np.unique(raw.time[rows]))}"
+        )
+    late = np.setdiff1d(codes[np.concatenate(found[1:])], codes[found[0]])
+    if len(late):
+        label = raw.target.iloc[rows[np.argmax(codes == late[0])]]
+        raise BadTable(
+            f"{raw.name}: --time: expected every class of {raw.target.name!r} among the earliest {len(found[0])} rows "
+            f"(train); found {label!r} in later rows only"
+        )
+    return [rows[positions] for positions in found]
 
 
 def _edges(bounds: list[NDArray[np.int64]]) -> list[list[tuple[int, int]]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bishop_ray.data.paper_sets import PAPER_SETS
+from bishop_ray.data.roles import NO_ROLES, Roles
 from bishop_ray.errors import BadTable, UnknownName, UserError
 
 SUITES: dict[str, int] = {"CC": 334, "NC": 337, "CR": 335, "NR": 336}
@@ -66,6 +67,7 @@ class DatasetRef:
         target: Target column (files only).
         task_type: Forced task type (files only), or "" to infer it.
         server: OpenML server address, or "" for the default.
+        roles: Columns that say something of the rows; `sources.load_dataset` reads them.
     """
 
     kind: str
@@ -75,6 +77,7 @@ class DatasetRef:
     target: str = ""
     task_type: str = ""
     server: str = ""
+    roles: Roles = NO_ROLES
 
     @property
     def key(self) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,18 +75,26 @@ class Table:
         x_num: (R, N) float32, no infinity; NaN only for models that declare numeric "native".
         x_cat: (R, C) int64; column j lies in [0, cat_cardinalities[j]), 0 is missing, or unknown (`data/levels.py`).
         y: (R,) class index int64, or the standardised target float32.
+        weight: (R,) float32 with mean 1, what a training row counts for in the loss; None where all count alike.
     """
 
     x_num: NDArray[np.float32]
     x_cat: NDArray[np.int64]
     y: NDArray[np.float32] | NDArray[np.int64]
+    weight: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.x_num) == len(self.x_cat) == len(self.y):
             raise ValueError(f"row counts differ: x_num {len(self.x_num)}, x_cat {len(self.x_cat)}, y {len(self.y)}")
+        if self.weight is not None and self.weight.shape != (len(self.y),):
+            raise ValueError(f"expected a weight of shape ({len(self.y)},); found {self.weight.shape}")
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def weight_key(self) -> dict[str, str]:
+        """What tells these weights from others, as JSON; nothing without weights."""
+        return {} if self.weight is None else {"weights": hashlib.sha256(self.weight.tobytes()).hexdigest()[:16]}
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,9 @@ class RawDataset:
         target: (R,) without missing values.
         task: The task type.
         categorical: Names of the columns to code as categories; all others are numerical.
+        weights: (R,) row weights >= 0, not all 0, or None.
+        groups: (R,) codes of groups that stay together in a split, or None.
+        time: (R,) what a split is ordered by, finite, or None.
     """
 
     name: str
@@ -106,19 +117,33 @@ class RawDataset:
     target: pd.Series
     task: TaskType
     categorical: tuple[str, ...]
+    weights: NDArray[np.float64] | None = None
+    groups: NDArray[np.int64] | None = None
+    time: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
 
     def rows(self, index: NDArray[np.int64]) -> RawDataset:
         """The same dataset with the rows of `index` (positions) only, renumbered from 0."""
-        return RawDataset(
-            self.name,
-            self.frame.iloc[index].reset_index(drop=True),
-            self.target.iloc[index].reset_index(drop=True),
-            self.task,
-            self.categorical,
-        )
+        parts: dict[str, Any] = {name: values[index] for name, values in self._of_rows().items()}
+        frame = self.frame.iloc[index].reset_index(drop=True)
+        return replace(self, frame=frame, target=self.target.iloc[index].reset_index(drop=True), **parts)
+
+    def joined(self, other: RawDataset) -> RawDataset:
+        """These rows, then those of another part of the same dataset."""
+        import pandas as pd
+
+        theirs = other._of_rows()
+        parts: dict[str, Any] = {
+            name: np.concatenate([values, theirs[name]]) for name, values in self._of_rows().items()
+        }
+        frame = pd.concat([self.frame, other.frame], ignore_index=True)
+        return replace(self, frame=frame, target=pd.concat([self.target, other.target], ignore_index=True), **parts)
+
+    def _of_rows(self) -> dict[str, NDArray[Any]]:
+        every = {"weights": self.weights, "groups": self.groups, "time": self.time}
+        return {name: values for name, values in every.items() if values is not None}
 
     def fingerprint(self) -> str:
         """A short hash of names, values and target: two datasets with one fingerprint give the same study."""
@@ -129,6 +154,8 @@ class RawDataset:
         for column in (*(self.frame[name] for name in self.frame.columns), self.target):
             values = column.astype("string").fillna("\0") if column.dtype.kind not in "biuf" else column
             digest.update(pd.util.hash_pandas_object(values, index=False).to_numpy().tobytes())
+        for name, of_rows in self._of_rows().items():
+            digest.update(name.encode() + of_rows.tobytes())
         return digest.hexdigest()[:16]
 
 

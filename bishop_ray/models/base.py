@@ -39,6 +39,8 @@ class Network(nn.Module, ABC):
 
     numeric: ClassVar[NumericKind] = "normal"
     """How the Preprocessor hands over numbers."""
+    takes_weights: ClassVar[bool] = True
+    """Whether training heeds `Table.weight`; `loss` does."""
 
     spec: TableSpec
 
@@ -67,13 +69,21 @@ class Network(nn.Module, ABC):
     def observe(self, train: Table) -> None:
         """Fills buffers from the training rows (quantile bins); called once, before training."""
 
-    def loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Mean loss of the rows of a training batch: what `forward` gave, (B,) -> scalar.
+    def loss(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Mean loss of the rows of a training batch: what `forward` gave, (B,), and (B,) row weights -> scalar.
+
+        With weights it is the sum of weight times loss over B, not over the sum of the batch's weights: so the gradient
+        of a batch stays an unbiased estimate of the whole table's, whose weights have mean 1.
 
         Override it together with `forward` where training looks at more than a row's one output; in evaluation mode
         `forward` gives (B, K) all the same, and validation always takes the loss below.
         """
-        return F.cross_entropy(out, y) if self.spec.task.is_classification else F.mse_loss(out[:, 0], y)
+        how = "mean" if weight is None else "none"
+        if self.spec.task.is_classification:
+            found = F.cross_entropy(out, y, reduction=how)
+        else:
+            found = F.mse_loss(out[:, 0], y, reduction=how)
+        return found if weight is None else (found * weight).mean()
 
     def penalty(self) -> Tensor | None:
         """A scalar added to the loss of the last forward pass, or None."""
@@ -111,6 +121,8 @@ class Estimator(ABC):
     numeric: ClassVar[NumericKind] = "native"
     reports: ClassVar[int] = 1
     """Into how many equal chunks of rounds `fit` divides a full training; 1 for models without rounds."""
+    takes_weights: ClassVar[bool] = False
+    """Whether `fit` and `refit` heed `Table.weight` of the training rows; those of validation rows count alike."""
 
     spec: TableSpec
     n_threads: int = 1

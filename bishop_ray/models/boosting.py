@@ -55,6 +55,7 @@ class Boosted(Estimator):
     """An `Estimator` of boosted trees; subclasses name the library's calls."""
 
     reports: ClassVar[int] = 20
+    takes_weights: ClassVar[bool] = True
     trained_rounds: int = 0
     """Rounds that the last training took, those after the best one included."""
 

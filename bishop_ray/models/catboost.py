@@ -26,10 +26,10 @@ GPU_SHARE = 0.2
 class CatBoost(Boosted):
     """CatBoost (Prokhorenkova et al. 2018), the library ``catboost``.
 
-    Native categories (target statistics) and missing numbers, so nothing is one-hot encoded, unlike the paper's
-    Datasets I; a missing or unknown category is a level of its own. The paper's table names no number of rounds: early
-    stopping decides, below the cap `n_rounds`. On a GPU CatBoost hands out no predictions while it trains: nothing is
-    reported before the end.
+    Native categories (target statistics, which count rows whatever they weigh) and missing numbers, so nothing is
+    one-hot encoded, unlike the paper's Datasets I; a missing or unknown category is a level of its own. The paper's
+    table names no number of rounds: early stopping decides, below the cap `n_rounds`. On a GPU CatBoost hands out no
+    predictions while it trains: nothing is reported before the end.
 
     Args:
         spec: The table.
@@ -88,7 +88,7 @@ class CatBoost(Boosted):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # numba would not speed up the metric
-                fitted = self._pool(train.x_num, train.x_cat, train.y)
+                fitted = self._pool(train.x_num, train.x_cat, train.y, train.weight)
                 booster.fit(fitted, log_cout=io.StringIO(), log_cerr=io.StringIO(), **hooks)
         except catboost.CatBoostError as error:
             raise TrainingFailed(f"catboost: {' '.join(str(error).split())[:300]}") from error
@@ -116,7 +116,9 @@ class CatBoost(Boosted):
         given = {name: value for name, value in self._params.items() if value is not None}
         return {**objective, **given, **how, "allow_writing_files": False, "logging_level": "Silent"}
 
-    def _pool(self, x_num: Array, x_cat: NDArray[np.int64], y: NDArray[Any] | None = None) -> Any:
+    def _pool(
+        self, x_num: Array, x_cat: NDArray[np.int64], y: NDArray[Any] | None = None, weight: Array | None = None
+    ) -> Any:
         """CatBoost's table; its levels are strings."""
         import catboost
 
@@ -125,7 +127,7 @@ class CatBoost(Boosted):
             num_feature_data=np.ascontiguousarray(x_num, np.float32) if self.spec.n_num else None,
             cat_feature_data=levels[x_cat] if self.spec.n_cat else None,
         )
-        return catboost.Pool(features, y, thread_count=self.n_threads)
+        return catboost.Pool(features, y, weight=weight, thread_count=self.n_threads)
 
     def _raw(self, x_num: Array, x_cat: NDArray[np.int64]) -> NDArray[Any]:
         prediction: NDArray[Any] = self._booster.predict(

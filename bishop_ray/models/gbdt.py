@@ -112,13 +112,13 @@ class GBDT(TreeEnsemble):
                 return True
             return rounds % step == 0 and rounds < self.n_rounds and on_round(rounds, prediction)
 
-        self._boost(x, y, self.n_rounds, monitor)
+        self._boost(x, y, self.n_rounds, monitor, train.weight)
         self.rounds = best
 
     def refit(self, train: Table, rounds: int) -> None:
         """Boosts for `rounds` rounds."""
         x, y = self.training_arrays(train)
-        model = self._boost(x, y, rounds, None)
+        model = self._boost(x, y, rounds, None, train.weight)
         self.start = self._start(model, x[:1], self.trees[: self.n_per_round])
         self.rounds = rounds
 
@@ -137,12 +137,14 @@ class GBDT(TreeEnsemble):
             raise ValueError(f"start must be {self.n_per_round} finite numbers")
         self.start = start
 
-    def _boost(self, x: Array, y: NDArray[Any], rounds: int, monitor: Callable[..., bool] | None) -> Any:
+    def _boost(
+        self, x: Array, y: NDArray[Any], rounds: int, monitor: Callable[..., bool] | None, weight: Array | None
+    ) -> Any:
         from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
         build = GradientBoostingRegressor if self.spec.task is TaskType.REGRESSION else GradientBoostingClassifier
         model = build(n_estimators=rounds, random_state=self.seed, **self.settings)
-        model.fit(x, y, monitor=monitor)
+        model.fit(x, y, sample_weight=weight, monitor=monitor)
         self.trees = [tree.tree_ for stage in model.estimators_ for tree in stage]
         return model
 

@@ -69,8 +69,9 @@ class LightGBM(Boosted):
         settings = self._settings(len(train))
         categories = list(range(self.spec.n_num, self.spec.n_num + self.spec.n_cat))
         fitted = lightgbm.Dataset(
-            joined(train.x_num, train.x_cat), train.y, categorical_feature=categories, params=settings
-        )
+            joined(train.x_num, train.x_cat), train.y, weight=train.weight, categorical_feature=categories,
+            params=settings,
+        )  # fmt: skip
         hooks: dict[str, Any] = {}
         if val is not None and watch is not None:
             hook = _Hook(watch, self.spec)

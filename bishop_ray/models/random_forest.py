@@ -92,7 +92,7 @@ class RandomForest(TreeEnsemble):
         total = np.zeros((len(val), 1, self.n_values))
         for n_trees in range(step, self.n_trees + step, step):
             n_trees = min(n_trees, self.n_trees)
-            self._grow(forest, x, y, n_trees)
+            self._grow(forest, x, y, n_trees, train.weight)
             if n_trees == self.n_trees:
                 break
             total += self.totals(x_val, self.trees[-step:])
@@ -102,7 +102,7 @@ class RandomForest(TreeEnsemble):
     def refit(self, train: Table, rounds: int) -> None:
         """Grows a forest of `rounds` trees."""
         x, y = self.training_arrays(train)
-        self._grow(self._forest(), x, y, rounds)
+        self._grow(self._forest(), x, y, rounds, train.weight)
 
     def importances(self) -> NDArray[np.float64]:
         """(N + C,) share of the forest's decrease in impurity by each column of the table, numbers first; sums to 1.
@@ -133,9 +133,9 @@ class RandomForest(TreeEnsemble):
         build = RandomForestRegressor if self.spec.task is TaskType.REGRESSION else RandomForestClassifier
         return build(warm_start=True, random_state=self.seed, n_jobs=self.n_threads, **self.settings)
 
-    def _grow(self, forest: Any, x: Array, y: NDArray[Any], n_trees: int) -> None:
+    def _grow(self, forest: Any, x: Array, y: NDArray[Any], n_trees: int, weight: Array | None) -> None:
         """Up to `n_trees` trees; those that are there stay."""
-        forest.set_params(n_estimators=n_trees).fit(x, y)
+        forest.set_params(n_estimators=n_trees).fit(x, y, sample_weight=weight)
         self.trees = [member.tree_ for member in forest.estimators_]
         self.rounds = n_trees
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from rtdl_num_embeddings import PiecewiseLinearEmbeddings
 from tabm import TabM as Members
@@ -110,11 +109,11 @@ class TabM(Network):
         # Logits whose softmax is the mean of the members' probabilities.
         return out.log_softmax(-1).logsumexp(1) - math.log(self.k)
 
-    def loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Mean over rows and members of each member's own loss: (B, k, K), (B,) -> scalar."""
+    def loss(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Mean over rows and members of each member's own loss: (B, k, K), (B,), (B,) -> scalar."""
         each = y.repeat_interleave(self.k)  # (B * k,)
-        flat = out.flatten(0, 1)  # (B * k, K)
-        return F.cross_entropy(flat, each) if self.spec.task.is_classification else F.mse_loss(flat[:, 0], each)
+        weights = None if weight is None else weight.repeat_interleave(self.k)  # (B * k,)
+        return super().loss(out.flatten(0, 1), each, weights)  # of (B * k, K)
 
 
 class _Levels(nn.Module):

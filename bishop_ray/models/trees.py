@@ -58,6 +58,7 @@ class TreeEnsemble(Estimator):
     """
 
     numeric: ClassVar[NumericKind] = "raw"
+    takes_weights: ClassVar[bool] = True
 
     def __init__(self, spec: TableSpec, n_per_round: int, n_values: int) -> None:
         self.spec = spec

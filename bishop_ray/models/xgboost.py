@@ -70,7 +70,9 @@ class XGBoost(Boosted):
 
         data = {"feature_types": self._types(), "enable_categorical": True, "nthread": self.n_threads}
         try:
-            fitted = xgboost.QuantileDMatrix(joined(train.x_num, train.x_cat), label=train.y, **data)
+            fitted = xgboost.QuantileDMatrix(
+                joined(train.x_num, train.x_cat), label=train.y, weight=train.weight, **data
+            )
             watched, callbacks = [], []
             if val is not None and watch is not None:
                 held = xgboost.QuantileDMatrix(joined(val.x_num, val.x_cat), label=val.y, ref=fitted, **data)

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from bishop_ray.predictor import Predictor
-from bishop_ray.sklearn.tables import as_value_error, read_features, read_target
+from bishop_ray.sklearn.tables import as_value_error, read_features, read_target, weighed
 
 
 class Tabular(BaseEstimator):  # type: ignore[misc]
@@ -26,8 +26,8 @@ class Tabular(BaseEstimator):  # type: ignore[misc]
     _task: str
     predictor_: Predictor
 
-    def _fit(self, frame: pd.DataFrame, y: NDArray[Any]) -> None:
-        """Sets `predictor_` from rows (R, features) and class indices or numbers (R,)."""
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None) -> None:
+        """Sets `predictor_` from rows (R, features), class indices or numbers (R,), and row weights > 0 (R,)."""
         raise NotImplementedError
 
     def _output(self, x: Any) -> NDArray[np.float64]:
@@ -57,8 +57,10 @@ class Classifier(ClassifierMixin, Tabular):  # type: ignore[misc]
 
     _task = "classification"
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains on rows `X` (R, features), a frame or an array, with labels `y` (R,) of any type.
+
+        `sample_weight` (R,), >= 0, counts in the training loss, not in scores; a row of weight 0 is left out.
 
         Raises:
             ValueError: Bad input, in one line.
@@ -69,7 +71,10 @@ class Classifier(ClassifierMixin, Tabular):  # type: ignore[misc]
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Classifier can't train when only one class is present: {self.classes_[0]!r}")
-        self._fit(frame, codes)
+        frame, codes, weights = weighed(frame, codes, sample_weight)
+        if len(np.unique(codes)) < 2:
+            raise ValueError("Classifier can't train when only one class is present among rows with a weight above 0")
+        self._fit(frame, codes, weights)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -92,14 +97,17 @@ class Regressor(RegressorMixin, Tabular):  # type: ignore[misc]
 
     _task = "regression"
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains on rows `X` (R, features), a frame or an array, with numbers `y` (R,).
+
+        `sample_weight` (R,), >= 0, counts in the training loss, not in scores; a row of weight 0 is left out.
 
         Raises:
             ValueError: Bad input, in one line.
         """
         frame = read_features(self, X, reset=True)
-        self._fit(frame, np.asarray(read_target(y, len(frame)), np.float64))
+        target = np.asarray(read_target(y, len(frame)), np.float64)
+        self._fit(*weighed(frame, target, sample_weight))
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from bishop_ray.config import TrainConfig
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset
+from bishop_ray.data.weighting import encoded
 from bishop_ray.models import create_model
 from bishop_ray.models.base import Network
 from bishop_ray.models.bishop import BiSHop
@@ -102,14 +103,14 @@ class BiSHopEstimator(Tabular):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, frame: pd.DataFrame, y: NDArray[Any]) -> None:
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None) -> None:
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction: expected a share between 0 and 1; found {self.validation_fraction}")
         given = {name: value for name, value in self.get_params(deep=False).items() if value is not None}
         rng = check_random_state(self.random_state)
         seed = int(rng.randint(2**31 - 1))
         with as_value_error():
-            train, val = make_parts(frame, y, self._task, self.validation_fraction, rng)
+            train, val = make_parts(frame, y, self._task, self.validation_fraction, rng, weights)
             preprocessor = Preprocessor.fit(train, BiSHop.numeric)
             hparams = {name: value for name, value in given.items() if name in _NETWORK}
             settings = {"metric": self._default_metric, **{k: v for k, v in given.items() if k in _TRAIN}, "seed": seed}
@@ -140,7 +141,7 @@ class BiSHopEstimator(Tabular):
 
                 fit_network(
                     network,
-                    preprocessor.transform(train),
+                    encoded(preprocessor, train, balance=False),
                     preprocessor.transform(val),
                     config,
                     on_epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,31 @@ def read_target(y: Any, rows: int) -> NDArray[Any]:
     return values
 
 
+def weighed(
+    frame: pd.DataFrame, y: NDArray[Any], sample_weight: Any
+) -> tuple[pd.DataFrame, NDArray[Any], NDArray[np.float64] | None]:
+    """The rows of a weight above 0, their targets and weights; all rows and no weights where none are given.
+
+    Raises:
+        ValueError: Weights of another shape, missing, infinite or below 0; fewer than two rows of non-zero weight.
+    """
+    if sample_weight is None:
+        return frame, y, None
+    weights = check_array(
+        sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight", ensure_min_samples=0
+    )
+    if weights.ndim == 0:
+        weights = np.full(len(frame), float(weights))
+    if weights.shape != (len(frame),):
+        raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(len(frame),)}!")
+    if (weights < 0).any():
+        raise ValueError(f"sample_weight: expected weights >= 0; found {weights.min():g}")
+    kept = weights > 0
+    if kept.sum() < 2:
+        raise ValueError(f"sample_weight: expected two rows or more of non-zero weight; found {kept.sum()}")
+    return frame[kept], y[kept], weights[kept]
+
+
 def with_target(frame: pd.DataFrame, y: NDArray[Any]) -> tuple[pd.DataFrame, str]:
     """The frame with `y` as a further column, and that column's name, which no other one has."""
     target = "target"
@@ -79,7 +105,12 @@ def with_target(frame: pd.DataFrame, y: NDArray[Any]) -> tuple[pd.DataFrame, str
 
 
 def make_parts(
-    frame: pd.DataFrame, y: NDArray[Any], task: str, fraction: float, rng: np.random.RandomState
+    frame: pd.DataFrame,
+    y: NDArray[Any],
+    task: str,
+    fraction: float,
+    rng: np.random.RandomState,
+    weights: NDArray[np.float64] | None = None,
 ) -> tuple[RawDataset, RawDataset]:
     """Rows to train on and rows to choose the best epoch with.
 
@@ -92,12 +123,13 @@ def make_parts(
         task: "classification" or "regression".
         fraction: Share of the rows of each class (of all rows, in a regression) that is kept for validation.
         rng: Draws the rows.
+        weights: (R,) of the rows, above 0, or None.
 
     Raises:
         UserError: The table cannot be trained on.
     """
     both, target = with_target(frame, y)
-    raw = make_raw("table", both, target, task)
+    raw = replace(make_raw("table", both, target, task), weights=weights)
     strata = y if task == "classification" else np.zeros(len(y), np.int64)
     held = np.zeros(len(y), bool)
     for value in np.unique(strata):

@@ -85,7 +85,10 @@ class Passes:
             x_num, x_cat, y = data.take(piece)
             with self.autocast():
                 out = self.network(x_num, x_cat)
-            loss = self.network.loss(out.float(), y)
+            if data.weight is None:
+                loss = self.network.loss(out.float(), y)
+            else:
+                loss = self.network.loss(out.float(), y, data.weight.index_select(0, piece))
             penalty = self.network.penalty()
             if penalty is not None:
                 loss = loss + penalty

@@ -22,7 +22,7 @@ def reference_scores(
     """Scores (larger is better) of a constant and of a linear model fitted on `train`.
 
     Args:
-        train: Rows to fit on.
+        train: Rows to fit on; the linear model heeds their weights. The constant does not, as no score does.
         test: Rows to score; the caller says which.
         spec: The table's spec.
         metric: A name that ``metrics.find_metric`` knows.
@@ -55,12 +55,12 @@ def _linear(train: Table, test: Table, spec: TableSpec) -> NDArray[np.float64]:
 
     if not spec.task.is_classification:
         ridge = make_pipeline(_encoder(spec), Ridge(alpha=RIDGE_PENALTY, tol=1e-8))
-        ridge.fit(_features(train), train.y.astype(np.float64))
+        ridge.fit(_features(train), train.y.astype(np.float64), ridge__sample_weight=train.weight)
         return np.asarray(ridge.predict(_features(test)), dtype=np.float64).reshape(-1, 1)
     if len(np.unique(train.y)) == 1:
         return _constant(train, test, spec)
     logistic = make_pipeline(_encoder(spec), LogisticRegression(C=LOGISTIC_C, max_iter=5000))
-    logistic.fit(_features(train), train.y)
+    logistic.fit(_features(train), train.y, logisticregression__sample_weight=train.weight)
     full = np.zeros((len(test), spec.n_out))
     full[:, logistic.classes_] = logistic.predict_proba(_features(test))
     return full

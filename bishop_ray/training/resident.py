@@ -31,12 +31,14 @@ class Resident:
         x_num: (R, N) float32.
         x_cat: (R, C) int64.
         y: (R,) of the type asked for.
+        weight: (R,) float32, or None.
     """
 
     def __init__(self, table: Table, y_type: torch.dtype, device: torch.device) -> None:
         self.x_num = _shared(table.x_num, torch.float32).to(device)
         self.x_cat = _shared(table.x_cat, torch.int64).to(device)
         self.y = _shared(table.y, y_type).to(device)
+        self.weight = None if table.weight is None else _shared(table.weight, torch.float32).to(device)
 
     def __len__(self) -> int:
         return len(self.y)

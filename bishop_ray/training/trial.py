@@ -163,7 +163,7 @@ def train_here(
             on_epoch,
             resume_from=checkpoint,
             checkpoint_to=checkpoint,
-            identity={"model": job.model, "params": job.params["model"]},
+            identity={"model": job.model, "params": job.params["model"], **data.train.weight_key()},
             target_scale=data.target_scale,
         )
         last, rounds, seconds = fitted.last, fitted.last.best_epoch, fitted.seconds

@@ -19,6 +19,7 @@ from bishop_ray.tuning.evaluate import Evaluation
 from bishop_ray.tuning.facts import AUTOML
 from bishop_ray.tuning.predictions import PREDICTIONS
 from bishop_ray.tuning.prepare import Prepared
+from bishop_ray.tuning.record import RECORD, config_text
 from bishop_ray.tuning.space import SearchSpace, flatten
 from bishop_ray.tuning.store import OpenStudy, remove_study, stored_identity, study_folder
 from bishop_ray.tuning.sync import known_trials
@@ -80,7 +81,7 @@ def open_tracker(
         "gpus_per_worker": config.resources.gpus,
         "max_concurrent": config.max_concurrent,
         "space": {name: str(value) for name, value in space.entries.items()},
-    }
+    } | config.ref.roles.told()
     tags = {
         "dataset": config.ref.key,
         "suite": config.ref.group,
@@ -92,7 +93,7 @@ def open_tracker(
         "rows": "/".join(map(str, prepared.rows)),
         "columns": f"{spec.n_num} numerical, {spec.n_cat} categorical",
         "classes": str(0 if spec.task is TaskType.REGRESSION else spec.n_out),
-    }
+    } | config.ref.roles.tag()
     tracker = StudyTracker(
         config.tracking_uri,
         config.ref.experiment,
@@ -103,6 +104,7 @@ def open_tracker(
         tags=tags | environment() | (extra or {}),
         texts={"search_space.yaml": space.source},
     )
+    tracker.tag_study({RECORD: config_text(config)})
     tracker.trials_known(known_trials(opened.study))
     return tracker
 
@@ -148,7 +150,7 @@ def open_search_tracker(
         "split": str(whole.split),
         "refit": whole.refit,
         "slots": dict(slots),
-    }
+    } | whole.ref.roles.told()
     tags = {
         "dataset": whole.ref.key,
         "suite": whole.ref.group,
@@ -157,7 +159,7 @@ def open_search_tracker(
         "metric": whole.metric,
         "data_hash": prepared.fingerprint,
         "rows": "/".join(map(str, prepared.rows)),
-    }
+    } | whole.ref.roles.tag()
     return StudyTracker(
         whole.tracking_uri,
         whole.ref.experiment,

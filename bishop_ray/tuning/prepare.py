@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.preprocess import Preprocessor
@@ -13,6 +12,7 @@ from bishop_ray.data.sources import load_dataset
 from bishop_ray.data.split import split_dataset
 from bishop_ray.data.table import RawDataset, Split
 from bishop_ray.data.target import TargetCoder
+from bishop_ray.data.weighting import counted, encoded
 from bishop_ray.errors import BadTable
 from bishop_ray.metrics import METRICS, check_metric, default_metric, evaluate
 from bishop_ray.models import model_class
@@ -92,7 +92,7 @@ def prepare(loaded: Loaded) -> Prepared:
         raise BadTable(f"{ref.locator}: {error}" if ref.kind == "file" else str(error)) from None
     data = StudyData(
         preprocessor.spec,
-        preprocessor.transform(loaded.train),
+        encoded(preprocessor, loaded.train, ref.roles.balance),
         preprocessor.transform(loaded.validation),
         preprocessor.to_dict(),
         preprocessor.target.units,
@@ -103,23 +103,24 @@ def prepare(loaded: Loaded) -> Prepared:
 
 def unable(config: StudyConfig, prepared: Prepared) -> str:
     """Why the model of `config` cannot be trained on the data, or ""."""
-    return model_class(config.model).cannot(prepared.data.spec, len(prepared.data.train))
+    found = model_class(config.model)
+    if config.ref.roles.weighted and not found.takes_weights:
+        flag = "--weights" if config.ref.roles.weights else "--balance"
+        return f"{config.model} cannot take row weights ({flag})"
+    return found.cannot(prepared.data.spec, len(prepared.data.train))
 
 
 def combined(config: StudyConfig) -> tuple[RawDataset, RawDataset]:
     """Train and validation rows as one table, and the validation rows: what a refit trains on and watches."""
     parts = _split(config, load_dataset(config.ref))
-    frame = pd.concat([parts.train.frame, parts.validation.frame], ignore_index=True)
-    target = pd.concat([parts.train.target, parts.validation.target], ignore_index=True)
-    both = RawDataset(parts.train.name, frame, target, parts.train.task, parts.train.categorical)
-    return both, parts.validation
+    return counted(parts.train.joined(parts.validation)), parts.validation
 
 
 def test_references(config: StudyConfig, test: RawDataset) -> dict[str, float]:
     """Test scores of the constant prediction ("mean") and of a linear model ("linear") of the training rows."""
     train = _split(config, load_dataset(config.ref)).train
     preprocessor = Preprocessor.fit(train, "normal")
-    tables = preprocessor.transform(train), preprocessor.transform(test)
+    tables = encoded(preprocessor, train, config.ref.roles.balance), preprocessor.transform(test)
     return reference_scores(*tables, preprocessor.spec, config.metric, scale=preprocessor.target.units)
 
 
@@ -155,7 +156,8 @@ def _check_defined(config: StudyConfig, metric: str, parts: Split[RawDataset]) -
 
 def _split(config: StudyConfig, raw: RawDataset) -> Split[RawDataset]:
     try:
-        return split_dataset(raw, config.seed, config.split.fractions, config.split.max_rows)
+        parts = split_dataset(raw, config.seed, config.split.fractions, config.split.max_rows)
+        return replace(parts, train=counted(parts.train))
     except BadTable as error:
         # The split knows the table's name only; a person looks for the file.
         raise BadTable(f"{config.ref.locator}: {error}" if config.ref.kind == "file" else str(error)) from None

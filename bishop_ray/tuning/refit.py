@@ -10,6 +10,7 @@ import ray
 
 from bishop_ray.config import Params, StudyConfig
 from bishop_ray.data.preprocess import Preprocessor
+from bishop_ray.data.weighting import encoded
 from bishop_ray.models import model_class
 from bishop_ray.predictor import Predictor
 from bishop_ray.training.trial import StudyData, TrialSettings
@@ -36,7 +37,7 @@ def refit_winner(
     preprocessor = Preprocessor.fit(both, model_class(config.model).numeric)
     data = StudyData(
         preprocessor.spec,
-        preprocessor.transform(both),
+        encoded(preprocessor, both, config.ref.roles.balance),
         preprocessor.transform(validation),
         preprocessor.to_dict(),
         preprocessor.target.units,

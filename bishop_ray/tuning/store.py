@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage, RDBStorage
 
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.roles import NO_ROLES
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import public_uri
 from bishop_ray.tuning.journal import JOURNAL, mend, open_journal
@@ -202,6 +203,7 @@ def open_study(
     if stored:
         # Studies that were begun before there was a choice, or with another order, do not name it.
         before = {"precision": "auto", "order of validation rows": "of the table", "warm start": "none"}
+        before |= NO_ROLES.facts()
         _same(config.name, before | json.loads(stored), facts)
     else:
         for point, outside in space.queue():
@@ -227,7 +229,7 @@ def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str,
         "order of validation rows": "drawn",
         "precision": config.precision,
         "warm start": config.warm_start,
-    }
+    } | config.ref.roles.facts()
 
 
 def _same(name: str, stored: dict[str, Any], now: dict[str, Any]) -> None:

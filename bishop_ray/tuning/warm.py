@@ -15,6 +15,7 @@ from typing import Any
 from bishop_ray import paper
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.paper_sets import PAPER_SETS
+from bishop_ray.data.roles import ROLES
 from bishop_ray.tracking.reading import Reader, RunRecord
 from bishop_ray.tuning.prepare import Loaded
 from bishop_ray.tuning.ranges import Range
@@ -143,7 +144,9 @@ def _of_mlflow(config: StudyConfig, space: SearchSpace, loaded: Loaded) -> list[
     own, nearest = _shape(loaded), {}
     for run in studies:  # oldest first: the latest of a table stays
         data, shape = run.tags.get("data_hash", ""), shape_of(run)
-        if run.status == "FINISHED" and shape is not None and data and data != loaded.fingerprint:
+        # With other weights, groups or times the same table has another hash, and its test rows may be theirs.
+        known = run.tags.get("dataset") == config.ref.key and (config.ref.roles or ROLES in run.tags)
+        if run.status == "FINISHED" and shape is not None and data and data != loaded.fingerprint and not known:
             nearest[data] = (distance(own, shape), run)
     chosen = sorted((found for found in nearest.values() if found[0] <= SIMILAR), key=lambda found: found[0])
     points = []
