@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bishop_ray import cli, commands
 from bishop_ray.data.suites import TABLE_SUFFIXES
-from bishop_ray.errors import UserError
+from bishop_ray.errors import BadTable, UserError
 from bishop_ray.serve_cli import check_rows_file, named_predictor, version_flags
 
 if TYPE_CHECKING:
@@ -96,7 +96,11 @@ def _read(predictor: Predictor, file: Path, target: str) -> tuple[pd.DataFrame, 
     from bishop_ray.predictor import label_texts
 
     keep = [target] if target else []
-    batches = list(read_batches(file, 100_000, predictor.schema, predictor.levels, keep))
+    try:
+        batches = list(read_batches(file, 100_000, predictor.schema, predictor.levels, keep))
+    except BadTable as error:  # the target is handed on as other jobs hand on columns to keep
+        text = str(error)
+        raise BadTable(text.replace("--keep:", "--target:", 1) if text.startswith("--keep:") else text) from None
     frame = pd.concat([batch.frame for batch in batches], ignore_index=True)
     if not target:
         return frame, None

@@ -23,7 +23,7 @@ def listing(args: argparse.Namespace) -> str:
     if args.list_models:
         return columns([(n, m.kind, m.library, m.device, m.space) for n, m in MODELS.items()])
     if args.list_metrics:
-        from bishop_ray.metrics import metric_tasks
+        from bishop_ray.metrics.scorers import metric_tasks
 
         return columns([(n, ", ".join(sorted(t.value for t in tasks))) for n, tasks in metric_tasks().items()])
     if args.list_spaces:

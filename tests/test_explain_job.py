@@ -80,7 +80,7 @@ def test_mistakes_are_told_and_nothing_is_written(folder: Path, tmp_path: Path) 
     file, output = tmp_path / "rows.csv", tmp_path / "out.csv"
     ROWS.frame.to_csv(file, index=False)
     for words, message in [
-        ([file, "--target", "label"], "label"),
+        ([file, "--target", "label"], r"--target: .*rows.csv: missing column 'label'"),
         ([file, "--metric", "auc"], "needs the rows' targets"),
         ([tmp_path / "none.csv"], "no such file"),
         ([file, "--output", tmp_path / "t.txt"], r"expected a \.csv file"),

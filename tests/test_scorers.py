@@ -22,7 +22,8 @@ from bishop_ray.data.suites import file_ref
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.data.target import TargetCoder, Units
 from bishop_ray.errors import BadTable, UnknownName, UserError
-from bishop_ray.metrics import METRICS, check_metric, display, evaluate, find_metric, metric_tasks
+from bishop_ray.metrics import METRICS, check_metric, display, evaluate, find_metric
+from bishop_ray.metrics.scorers import metric_tasks
 from bishop_ray.reporting.tables import shown
 from bishop_ray.tracking.names import safe_key
 from bishop_ray.training.ensemble import Member, cross_fitted, select

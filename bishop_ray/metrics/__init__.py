@@ -143,15 +143,6 @@ def find_metric(name: str) -> Metric:
     return found
 
 
-def metric_tasks() -> dict[str, frozenset[TaskType]]:
-    """Every metric that fits a task, and its tasks: our own, then scikit-learn's scorers."""
-    from bishop_ray.metrics.scorers import scorer_names
-
-    names = [*METRICS, *(name for name in scorer_names() if name not in METRICS)]
-    tasks = {name: find_metric(name).tasks for name in names}
-    return {name: fitting for name, fitting in tasks.items() if fitting}
-
-
 def check_metric(name: str, task: TaskType) -> Metric:
     """The metric behind a name.
 

@@ -19,7 +19,7 @@ from sklearn.metrics import get_scorer, get_scorer_names
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable
-from bishop_ray.metrics import Classes, Floats, Metric
+from bishop_ray.metrics import METRICS, Classes, Floats, Metric, find_metric
 
 FLOORS = {
     "neg_mean_poisson_deviance": 0.0,
@@ -63,6 +63,13 @@ def scorer_metric(name: str) -> Metric | None:
 
     tasks = frozenset(task for task, fit in fits.items() if fit)
     return Metric(classes, tasks, True, "probabilities", ranks=name.startswith(_RANKING))
+
+
+def metric_tasks() -> dict[str, frozenset[TaskType]]:
+    """Every metric that fits a task, and its tasks: our own, then scikit-learn's scorers."""
+    names = [*METRICS, *(name for name in scorer_names() if name not in METRICS)]
+    tasks = {name: find_metric(name).tasks for name in names}
+    return {name: fitting for name, fitting in tasks.items() if fitting}
 
 
 class _Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
