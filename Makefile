@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 # A folder for everything the demo leaves behind; BISHOP_RAY_HOME moves it.
 export PYTHONWARNINGS ?= ignore
 
-.PHONY: demo test lint types fast slow postgres browser audit lock clean
+.PHONY: demo venv test lint types fast slow postgres browser audit lock clean
+
+venv: $(VENV)/.ready
 
 demo: $(VENV)/.ready
 	$(BIN)/python jobs/tune.py --dataset breast_cancer --trials 8 --max-epochs 30
@@ -20,7 +22,7 @@ types: $(VENV)/.ready
 	$(BIN)/mypy
 
 fast: $(VENV)/.ready
-	$(BIN)/python -m pytest -m "not slow and not faults and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
 
 slow: $(VENV)/.ready postgres browser
 	$(BIN)/python -m pytest -m "(slow or faults) and not gpu"

@@ -86,11 +86,9 @@ def check_metric_fits(metric: str | None, refs: list[DatasetRef]) -> None:
     if not metric:
         return
     from bishop_ray.data.table import TaskType
-    from bishop_ray.errors import UnknownName
-    from bishop_ray.training.metrics import METRICS, check_metric
+    from bishop_ray.metrics import check_metric, find_metric
 
-    if metric not in METRICS:
-        raise UnknownName("metric", metric, METRICS)
+    find_metric(metric)
     short = {str(number): name for name, number in SUITES.items()} | {name: name for name in SUITES}
     for group in {short[ref.group] for ref in refs if ref.group in short}:
         check_metric(metric, TaskType.BINARY if group.endswith("C") else TaskType.REGRESSION)

@@ -31,7 +31,7 @@ class TrainConfig:
         optimizer: "adam" or "adamw".
         clip_norm: Gradient norm limit, 0 for none (the authors' code clips at 1).
         plateau_factor: ReduceLROnPlateau's; its patience and least change are `plateau_patience` and `plateau_eps`.
-        metric: The selection metric, a name of ``training/metrics.py``.
+        metric: The selection metric, a name of ``bishop_ray/metrics``.
         seed: Seed of initialisation, row order and dropout.
         precision: Of the forward pass in training and validation: "fp32", "bf16", or "auto": "bf16" where the device
             has it and it is faster (``training/precision.py``). Weights, losses and later predictions are float32.

@@ -23,9 +23,9 @@ def listing(args: argparse.Namespace) -> str:
     if args.list_models:
         return columns([(n, m.kind, m.library, m.device, m.space) for n, m in MODELS.items()])
     if args.list_metrics:
-        from bishop_ray.training.metrics import METRICS
+        from bishop_ray.metrics import metric_tasks
 
-        return columns([(n, ", ".join(sorted(t.value for t in m.tasks))) for n, m in METRICS.items()])
+        return columns([(n, ", ".join(sorted(t.value for t in tasks))) for n, tasks in metric_tasks().items()])
     if args.list_spaces:
         from bishop_ray.tuning.space import named_spaces
 

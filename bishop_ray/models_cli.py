@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bishop_ray import cli, commands
+from bishop_ray import cli, commands, explain_cli
 from bishop_ray.errors import UserError
 from bishop_ray.home import storage_folder
+from bishop_ray.replay_cli import add_replay, run_replay
 
 if TYPE_CHECKING:
     Actions = argparse._SubParsersAction[cli.Parser]
@@ -27,6 +28,8 @@ def models_parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_ensemble(actions)
     _add_sync(actions)
+    explain_cli.add_explain(actions)
+    add_replay(actions)
     return parser
 
 
@@ -82,7 +85,11 @@ def run_models(args: argparse.Namespace) -> int:
     Raises:
         UserError: Bad input; nothing was written.
     """
+    if args.action == "explain":
+        return explain_cli.run_explain(args)
     commands.quiet()
+    if args.action == "replay":
+        return run_replay(args)
     storage = storage_folder(args.storage)
     return _sync(args, storage) if args.action == "sync" else _ensemble(args, storage)
 
@@ -145,8 +152,8 @@ def _show_left_out(reasons: Sequence[str]) -> None:
 def _show(rebuilt: Rebuilt, uri: str) -> None:
     """Prints members, scores and how to use what was registered."""
     from bishop_ray.listing import columns
+    from bishop_ray.metrics import display
     from bishop_ray.screen import show_loading
-    from bishop_ray.training.metrics import display
 
     def number(score: float) -> str:
         return f"{display(rebuilt.metric, score):.4f}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bishop_ray.config import Skipped, StudyResult
 from bishop_ray.home import write_whole
-from bishop_ray.training.metrics import display
+from bishop_ray.metrics import display
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

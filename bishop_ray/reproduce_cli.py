@@ -81,11 +81,11 @@ def run_reproduce(args: argparse.Namespace) -> int:
     check_output(args.output)
     storage = storage_folder(args.storage)
     check_storage(storage)
-    refs, missing = obtained(chosen_datasets(table, args.dataset), lambda name: _ref(table, name, args))
     from bishop_ray.tracking import check_tracking, tracking_uri
     from bishop_ray.tuning.shared import check_shared
 
-    uri = tracking_uri(args.tracking_uri)
+    uri = tracking_uri(args.tracking_uri)  # a wrong one is told before tables are fetched
+    refs, missing = obtained(chosen_datasets(table, args.dataset), lambda name: _ref(table, name, args))
     check_tracking(uri)
     cluster = commands.connect_cluster(args.ray_address)
     check_shared(storage)

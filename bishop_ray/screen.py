@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from bishop_ray.config import NO_LIMIT
 from bishop_ray.listing import trials_words
+from bishop_ray.metrics import display
 from bishop_ray.models import MODELS
 from bishop_ray.reports import clock, leaderboard, render, score_words, to_csv, write_csv
 from bishop_ray.tracking import public_uri
 from bishop_ray.tracking.leaderboard import log_leaderboard
-from bishop_ray.training.metrics import display
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -30,7 +30,7 @@ def serve_parser() -> argparse.ArgumentParser:
         "comes from BISHOP_SERVE_TOKEN; without it one is made and printed.",
     )
     parser.add_argument("name", metavar="NAME", help="registered model, e.g. CR-abalone")
-    _version_flags(parser)
+    version_flags(parser)
     parser.add_argument("--host", default="", metavar="ADDRESS", help="listen here (127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=_port, metavar="N", help="port; 0: a free one (8000)")
     parser.add_argument("--replicas", type=cli.positive_int, default=1, metavar="N", help="processes that answer (1)")
@@ -54,7 +54,7 @@ def predict_parser() -> argparse.ArgumentParser:
     parser.add_argument("name", metavar="NAME", help="registered model, or with --folder a saved predictor's folder")
     parser.add_argument("file", metavar="FILE", help=f"rows: {', '.join(TABLE_SUFFIXES)}")
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="written here: .csv or .parquet")
-    _version_flags(parser)
+    version_flags(parser)
     parser.add_argument("--folder", action="store_true", help="NAME is a folder that Predictor.save wrote")
     parser.add_argument(
         "--batch-rows", type=cli.positive_int, default=10_000, metavar="N", help="rows in memory at a time (10000)"
@@ -96,8 +96,9 @@ def run_predict(args: argparse.Namespace) -> int:
     """
     commands.quiet()
     file, output = Path(args.file).expanduser(), Path(args.output).expanduser()
-    _check_files(file, output)
-    predictor = _predictor(args)
+    check_rows_file(file)
+    _check_output(file, output)
+    predictor = named_predictor(args)
     from bishop_ray.serving.files import predict_file
 
     rows = predict_file(predictor, file, output, args.batch_rows, list(dict.fromkeys(args.keep)))
@@ -105,7 +106,12 @@ def run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def _predictor(args: argparse.Namespace) -> Predictor:
+def named_predictor(args: argparse.Namespace) -> Predictor:
+    """The model of ``NAME`` and the flags of `version_flags`, or of a folder with ``--folder``.
+
+    Raises:
+        UserError: There is none, or flags do not fit together.
+    """
     if args.folder:
         if args.version or args.alias != "champion" or args.tracking_uri:
             raise UserError("--folder: expected no --alias, --version or --tracking-uri beside it; found one")
@@ -117,11 +123,19 @@ def _predictor(args: argparse.Namespace) -> Predictor:
     return load_best(args.name, str(args.version or args.alias), args.tracking_uri)
 
 
-def _check_files(file: Path, output: Path) -> None:
+def check_rows_file(file: Path) -> None:
+    """Nothing, if `file` can hold rows.
+
+    Raises:
+        UserError: It is none, or has another suffix.
+    """
     if not file.name.lower().endswith(TABLE_SUFFIXES):
         raise UserError(f"{file}: expected a file ending in {', '.join(TABLE_SUFFIXES)}; found {file.name!r}")
     if not file.is_file():
         raise UserError(f"{file}: expected a table file; found {'a folder' if file.is_dir() else 'no such file'}")
+
+
+def _check_output(file: Path, output: Path) -> None:
     if not output.name.lower().endswith(OUTPUTS):
         raise UserError(f"--output: expected a file ending in {' or '.join(OUTPUTS)}; found {str(output)!r}")
     if output.is_dir() or not output.absolute().parent.is_dir():
@@ -130,7 +144,8 @@ def _check_files(file: Path, output: Path) -> None:
         raise UserError(f"--output: expected another file than the one that is read; found {str(output)!r}")
 
 
-def _version_flags(parser: argparse.ArgumentParser) -> None:
+def version_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what says which version of a registered model is meant, and where it is registered."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--alias", default="champion", metavar="NAME", help="champion, or a model's name (champion)")
     group.add_argument("--version", type=cli.positive_int, metavar="N", help="this version, whatever its aliases")

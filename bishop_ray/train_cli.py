@@ -153,7 +153,7 @@ def _train_all(configs: Sequence[FixedConfig], loaded: Loaded | None) -> tuple[l
 def _show(result: FixedResult) -> None:
     """Prints the scores of one dataset, seed by seed."""
     from bishop_ray.listing import columns
-    from bishop_ray.training.metrics import display
+    from bishop_ray.metrics import display
 
     def shown(score: float | None) -> str:
         return "" if score is None else f"{display(result.metric, score):.4f}"
@@ -189,7 +189,7 @@ def _conclude(results: Sequence[FixedResult], failures: Sequence[Failure], outpu
 
 
 def _row(result: FixedResult, score: SeedScore) -> tuple[Any, ...]:
-    from bishop_ray.training.metrics import display
+    from bishop_ray.metrics import display
 
     values = ["" if value is None else display(result.metric, value) for value in (score.validation, score.test)]
     return (result.dataset, result.model, result.metric, score.seed, *values, score.epochs, score.seconds, score.note)

@@ -3,6 +3,8 @@
 python jobs/models.py ensemble breast_cancer
 python jobs/models.py ensemble CR-abalone-automl-s0 --top-k 3
 python jobs/models.py sync
+python jobs/models.py explain my new.csv --target price
+python jobs/models.py replay 8f3c0d5e2b7a4c1f9e6d5a4b3c2d1e0f
 """
 
 from __future__ import annotations

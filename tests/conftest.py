@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,18 +101,47 @@ def openml_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def _tables() -> tuple[list[Any], list[Any], list[Any]]:
+    """The rows of the fault table; endings of odd tables and their messages: of the tests of this process."""
+    faults, odd = sys.modules.get("fault_tools"), sys.modules.get("odd_tables")
+    endings = (list(odd.TABLE.items()), list(odd.ERRORS.items())) if odd else ([], [])
+    return (list(faults.TABLE if faults else ()), *endings)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of several hands its tables to the one that prints them."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["tables"] = _tables()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Takes them over."""
+    output = getattr(node, "workeroutput", None)
+    if error is not None or not output:
+        return
+    import fault_tools
+    import odd_tables
+
+    rows, endings, messages = output["tables"]
+    fault_tools.TABLE.extend(rows)
+    odd_tables.TABLE.update({tuple(key): count for key, count in endings})
+    odd_tables.ERRORS.update(dict(messages))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The fault table, where faults were tried; the endings of odd tables, where they were."""
-    tools = sys.modules.get("fault_tools")
-    if tools is not None and tools.TABLE:
+    if hasattr(terminalreporter.config, "workeroutput"):
+        return
+    rows, endings, _ = _tables()
+    if rows:
         terminalreporter.section("fault table")
-        columns = list(tools.TABLE[0])
+        columns = list(rows[0])
         terminalreporter.line(f"| {' | '.join(columns)} |")
         terminalreporter.line("|---" * len(columns) + "|")
-        for row in tools.TABLE:
+        for row in rows:
             terminalreporter.line(f"| {' | '.join(str(row[c]) for c in columns)} |")
-    odd = sys.modules.get("odd_tables")
-    if odd is not None and odd.TABLE:
+    if endings:
         terminalreporter.section("odd tables")
-        for line in odd.summary():
+        for line in sys.modules["odd_tables"].summary():
             terminalreporter.line(line)

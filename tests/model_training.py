@@ -13,12 +13,12 @@ import torch
 from bishop_ray.config import Params, TrialConfig
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, TableSpec
+from bishop_ray.metrics import default_metric
 from bishop_ray.models import MODELS, create_model, model_class, not_installed
 from bishop_ray.models.base import Network
 from bishop_ray.predictor import Predictor
 from bishop_ray.training.estimators import fit_estimator
 from bishop_ray.training.loop import EpochResult, fit_network
-from bishop_ray.training.metrics import default_metric
 from bishop_ray.training.progress import RoundResult
 from bishop_ray.tuning.ranges import Range
 from bishop_ray.tuning.space import load_space, space_names, unflatten

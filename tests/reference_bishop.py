@@ -75,6 +75,8 @@ class Reference:
     def __init__(self, config: Config, state: dict[str, Tensor]) -> None:
         self.config = config
         self.state = {name: tensor.double() for name, tensor in state.items()}
+        self.calls: list[tuple[str, dict[tuple[int, int], list[float]]]] = []
+        """Of each association in turn its name and, by head and query, its weights."""
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         return self.state[f"{name}.weight"] @ x + self.state[f"{name}.bias"]
@@ -102,11 +104,14 @@ class Reference:
             for k, m in zip(keys, memories, strict=True)
         ]
         alpha, found = self.alpha(name), {}
+        noted: dict[tuple[int, int], list[float]] = {}
+        self.calls.append((name, noted))
         for head in range(config.n_heads):
             part = slice(head * width, (head + 1) * width)
             for index, query in enumerate(asked):
                 scores = [sum(query[part] * key[part]) / math.sqrt(width) for key in keys]
                 weights = bisection(scores, alpha)
+                noted[head, index] = [float(w) for w in weights]
                 found[head, index] = sum(w * value[part] for w, value in zip(weights, values, strict=True))
         if config.mix_heads:
             flat = torch.cat([found[h, i] for h in range(config.n_heads) for i in range(len(queries))])

@@ -24,11 +24,11 @@ from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.split import SplitProtocol
 from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.metrics import evaluate
 from bishop_ray.models import create_model, model_class
 from bishop_ray.models.base import Estimator
 from bishop_ray.reports import COLUMNS
 from bishop_ray.tracking import check_tracking, load_best, runs_frame
-from bishop_ray.training.metrics import evaluate
 from bishop_ray.tuning.automl import automl_folder, run_automl
 from bishop_ray.tuning.cluster import Cluster
 from bishop_ray.tuning.prepare import combined, load, open_test

@@ -54,7 +54,7 @@ def loss(task: TaskType, y: Any, prediction: Any) -> float:
 @every_booster
 @every_task
 def test_early_stopping_judges_by_the_offline_loss(name: str, task: TaskType) -> None:
-    """Validation rows with categories are read as `predict` reads them (a known fault elsewhere)."""
+    """Case 16: validation rows with categories are read as `predict` reads them."""
     train, val = make(task, 400, 0), make(task, 150, 1)
     model = build(name, task, rounds=200, patience=7)
     model.fit(train, val, lambda rounds, prediction: False)

@@ -17,10 +17,10 @@ from ray import tune
 from bishop_ray.config import Resources
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import TaskType
+from bishop_ray.metrics import evaluate
 from bishop_ray.models import model_class
 from bishop_ray.models.base import Estimator
 from bishop_ray.predictor import Predictor
-from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.trial import PREDICTOR, STOP_REASON, VALIDATION, StudyData, TrialSettings, model_folder
 from bishop_ray.training.worker import train_driver
 from bishop_ray.tuning.cluster import Cluster

@@ -25,6 +25,7 @@ from test_predictor import make_predictor
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.errors import BadTable, UserError
+from bishop_ray.metrics import METRICS, evaluate
 from bishop_ray.models import create_model, model_class
 from bishop_ray.models.base import Estimator
 from bishop_ray.predictor import MANIFEST, EnsembleMember, EnsemblePredictor, Predictor, fingerprint
@@ -32,7 +33,6 @@ from bishop_ray.predictor.combine import combine
 from bishop_ray.tracking import StudyTracker, load_best, register_best
 from bishop_ray.tracking.requirements import requirements
 from bishop_ray.training.ensemble import Member, cross_fitted, fold_of_rows, select
-from bishop_ray.training.metrics import METRICS, evaluate
 from bishop_ray.training.running import running_score
 
 pytest_plugins = ("tracking_fixtures",)

@@ -15,9 +15,9 @@ from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegress
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import TrainingFailed, UserError
+from bishop_ray.metrics import default_metric, evaluate
 from bishop_ray.models.base import Array, Estimator
 from bishop_ray.training.estimators import fit_estimator
-from bishop_ray.training.metrics import default_metric, evaluate
 from bishop_ray.training.progress import RoundResult
 
 

@@ -109,6 +109,7 @@ def test_worker_killed_goes_on_from_its_checkpoint(undisturbed: Path, tmp_path: 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm(undisturbed: Path, tmp_path: Path, jobs: list[Job], sign: signal.Signals) -> None:
+    """Case 57: MLflow's runs are audited too."""
     job = run(jobs, ONE, tmp_path)
     assert job.until(lambda: reports(tmp_path) >= 6), job.text
     terminate(sign, job)

@@ -294,6 +294,7 @@ print("attempts:", attempts)
 
 @every_model
 def test_nobody_is_called_and_nothing_printed(name: str, weights: dict[str, Path], tmp_path: Path) -> None:
+    """Case 88."""
     environment = {**os.environ, VARIABLE[name]: str(weights[name]), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment.pop("XDG_CACHE_HOME", None)
     command = [sys.executable, "-c", ALONE, name]

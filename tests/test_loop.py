@@ -15,8 +15,8 @@ from training_fakes import CONFIG, Mlp, Poisoned, fit, same_weights, spec_of, ta
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import TrainingFailed, UserError
+from bishop_ray.metrics import evaluate
 from bishop_ray.training.loop import EpochResult, fit_network
-from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.progress import Progress
 from bishop_ray.training.steps import build_optimizer
 

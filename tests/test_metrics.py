@@ -8,7 +8,7 @@ from sklearn import metrics as sk
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable, UnknownName, UserError
-from bishop_ray.training.metrics import METRICS, check_metric, default_metric, display, evaluate
+from bishop_ray.metrics import METRICS, check_metric, default_metric, display, evaluate
 
 BINARY, MULTI, REGRESSION = TaskType.BINARY, TaskType.MULTICLASS, TaskType.REGRESSION
 

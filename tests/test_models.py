@@ -23,10 +23,10 @@ from test_foundation import FORMATS, VARIABLE
 
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, TableSpec, TaskType
+from bishop_ray.metrics import default_metric, evaluate
 from bishop_ray.models import MODELS, create_model, not_installed
 from bishop_ray.models.base import Estimator, Network
 from bishop_ray.predictor import Predictor
-from bishop_ray.training.metrics import default_metric, evaluate
 
 TASKS = list(TaskType)
 MIXES = {"numeric": (4, 0), "categorical": (0, 4), "mixed": (3, 2)}
@@ -137,6 +137,7 @@ def test_predictions_are_finite_and_a_row_has_its_own(name: str, task: TaskType,
 @every_model
 @every_task
 def test_an_unseen_level_is_as_a_missing_one(name: str, task: TaskType) -> None:
+    """Case 30."""
     need(name, task)
     predictor, frame = trained(name, task, "mixed"), request_frame(task, "mixed").head(5)
     unseen, absent = frame.assign(cat_0="never seen", cat_1="nor this"), frame.assign(cat_0=None, cat_1=None)

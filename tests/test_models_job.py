@@ -29,6 +29,7 @@ from bishop_ray.predictor import EnsemblePredictor, Predictor
 from bishop_ray.predictor.files import hash_file, hash_folder
 from bishop_ray.tracking import load_best
 from bishop_ray.tuning.rebuild import NoEnsemble, Rebuilt, rebuild_ensemble
+from bishop_ray.tuning.replay import replay_run
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH = "diabetes-automl-s0"
@@ -352,3 +353,17 @@ def test_nothing_that_a_search_left_is_unpickled(place: Place, tmp_path: Path) -
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert not trap.exists()
+
+
+def test_the_best_trial_of_a_search_is_replayed(searched: Place) -> None:
+    """Case 50, for a search over several models: the run that is given is the search's own."""
+    client = MlflowClient(tracking_uri=searched.uri, registry_uri=searched.uri)
+    experiment = client.get_experiment_by_name("diabetes")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], "tags.`bishop.kind` = 'study'")
+    search = next(run for run in runs if run.data.tags["bishop.study"] == SEARCH)
+    scores = {run.data.tags["model"]: run.data.metrics["best_val_score"] for run in runs if run is not search}
+    again = replay_run(search.info.run_id, searched.uri)
+    assert again.same, again
+    assert again.model == max(scores, key=scores.__getitem__)
+    assert again.recorded == max(scores.values())

@@ -20,7 +20,7 @@ from bishop_ray.data.split import DATASETS_I, protocol, split_indices
 from bishop_ray.data.suites import list_datasets, paper_ref
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable, UnknownName, UserError
-from bishop_ray.training.metrics import default_metric
+from bishop_ray.metrics import default_metric
 
 PAPER_COUNTS = {  # the paper's table "Details of Datasets": numerical, categorical, rows of its three parts
     "adult": (6, 8, 34190 + 9769 + 4884),

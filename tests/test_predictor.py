@@ -62,6 +62,7 @@ def test_a_loaded_predictor_gives_the_same_predictions(task: TaskType, tmp_path:
     "labels", [["no", "yes"], [False, True], [3, 70], [1.5, 2.5], pd.Categorical(["low", "high"], ["low", "high"])]
 )
 def test_labels_come_back_in_the_users_type(labels: object, tmp_path: Path) -> None:
+    """Case 11."""
     raw = make_table(TaskType.BINARY, rows=40)
     target = pd.Series(labels).take([0, 1] * 20).reset_index(drop=True).rename("y")
     raw = RawDataset(raw.name, raw.frame, target, raw.task, raw.categorical)

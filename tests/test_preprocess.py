@@ -18,7 +18,7 @@ from bishop_ray.data import Preprocessor, RawDataset, TaskType, split_dataset
 from bishop_ray.data.columns import canonical_text, to_numbers
 from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import BadTable
-from bishop_ray.training.metrics import evaluate
+from bishop_ray.metrics import evaluate
 
 
 def raw_of(frame: pd.DataFrame, categorical: tuple[str, ...] = (), target: object = None) -> RawDataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_tune_lines_parse(line: str) -> None:
 def test_models_lines_parse(line: str) -> None:
     words = shlex.split(line)
     args = models_cli.models_parser().parse_args(words[words.index("jobs/models.py") + 1 :])
-    assert args.action in ("ensemble", "sync")
+    assert args.action in ("ensemble", "sync", "explain", "replay")
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/ablate.py" in line])
@@ -118,7 +119,7 @@ def test_variables_it_names_are_read() -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("make ")])
 def test_make_targets_exist(line: str) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    for target in line.split()[1:]:
+    for target in line.split("&&")[0].split()[1:]:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
@@ -132,6 +133,20 @@ def test_ci_runs_the_test_command_and_nothing_else() -> None:
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL))
 def test_python_blocks_compile(block: str) -> None:
     compile(block, "README.md", "exec")
+
+
+def test_messages_it_explains_are_said() -> None:
+    rows = re.findall(r"^\| (`.*`) \| ", TEXT.split("## By message")[1].split("\n## ")[0], flags=re.MULTILINE)
+    explained = [text for row in rows for text in re.findall(r"`(.+?)`", row)]
+    said = [
+        node.value
+        for path in (ROOT / "bishop_ray").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert len(explained) > 15
+    for text in explained:
+        assert any(text in words for words in said), text
 
 
 def test_files_it_names_exist() -> None:

@@ -128,6 +128,7 @@ def test_the_search_for_hazards_finds_them(code: str) -> None:
 
 @pytest.mark.parametrize("folder", ["bishop_ray", "jobs"])
 def test_nothing_in_the_package_runs_what_it_reads(folder: str) -> None:
+    """Cases 85 and 86: no reader that runs code, nothing that unpacks an archive."""
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     assert not [f"{path.relative_to(ROOT)} {found}" for path in files for found in hazards(path.read_text("utf-8"))]
@@ -140,6 +141,7 @@ KEYS = re.compile(
 
 
 def test_no_key_lies_in_the_tree() -> None:
+    """Case 89."""
     assert KEYS.search(b"x = 'AK" + b"IAIOSFODNN7EXAMPLE'")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -512,6 +514,7 @@ class Training:
 
 @pytest.mark.parametrize("kind", ["pickle", "cloudpickle", "joblib", "torch", "npy"])
 def test_no_checkpoint_is_unpickled(kind: str, tmp_path: Path) -> None:
+    """Case 85."""
     training, trap = Training(), tmp_path / "executed"
     path = training.save(tmp_path)
     assert training.load(tmp_path)

@@ -87,12 +87,14 @@ def listening(process: psutil.Process) -> list[tuple[str, str, int]]:
 
 
 def test_an_own_ray_listens_on_loopback_only(own_ray: tuple[psutil.Process, str, Path]) -> None:
+    """Case 82."""
     sockets = listening(own_ray[0])
     assert {name for name, _, _ in sockets} >= {"gcs_server", "raylet"}
     assert not [found for found in sockets if found[1].removeprefix("::ffff:") not in ("127.0.0.1", "::1")]
 
 
 def test_an_own_ray_refuses_who_has_no_token(own_ray: tuple[psutil.Process, str, Path], tmp_path: Path) -> None:
+    """Case 82."""
     process, address, _ = own_ray
     token = next(child for child in process.children() if child.name() == "gcs_server").environ()["RAY_AUTH_TOKEN"]
     cases = [({}, False), ({"RAY_AUTH_MODE": "disabled"}, False)]
@@ -236,6 +238,7 @@ LISTINGS = ["../../../evil", "/tmp/evil", "..", "a/../../../../evil", "%2e%2e/%2
 
 @pytest.mark.parametrize("listed", LISTINGS)
 def test_a_hostile_server_writes_nothing_outside(listed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 86: names that lead out of the folder; nothing here unpacks an archive (test_security.py)."""
     scratch = tmp_path / "a" / "b" / "tmp"
     scratch.mkdir(parents=True)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))

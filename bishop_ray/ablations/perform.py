@@ -16,8 +16,8 @@ from bishop_ray.config import Params, StudyConfig
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, Table
 from bishop_ray.errors import StorageFull, TrainingFailed
+from bishop_ray.metrics import display, evaluate
 from bishop_ray.training.disk import is_full
-from bishop_ray.training.metrics import display, evaluate
 from bishop_ray.training.trial import PREDICTOR, Report, TrialSettings, train_here
 from bishop_ray.tuning.prepare import Loaded, Prepared, open_test, prepare
 from bishop_ray.tuning.progress import curves

@@ -20,6 +20,33 @@ Label = str | bool | int | float
 """What a class may be called; JSON keeps the four apart."""
 
 
+class Units(float):
+    """Units of the target per unit of its standardised form, as a number, which knows the target's mean as well.
+
+    Most metrics look at differences only, for which a scale is enough; some count from zero.
+    """
+
+    center: float
+
+    def __new__(cls, scale: float, center: float) -> Units:
+        """The number `scale`, with the mean `center`, both in the target's own units."""
+        made = super().__new__(cls, scale)
+        made.center = float(center)
+        return made
+
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
+        return float(self), self.center
+
+    def decode(self, coded: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(R,) standardised values, once rounded to float32, in the target's own units.
+
+        What cannot be told from zero is zero: a target of counts must not turn negative by rounding.
+        """
+        values = coded * float(self) + self.center
+        noise = np.finfo(np.float32).eps * abs(self.center)
+        return np.where(np.abs(values) <= noise, 0.0, values)
+
+
 @dataclass(frozen=True)
 class TargetCoder:
     """What was learnt of the training target.
@@ -75,6 +102,11 @@ class TargetCoder:
     def n_out(self) -> int:
         """K: the number of classes, 1 for regression."""
         return len(self.classes) if self.task.is_classification else 1
+
+    @property
+    def units(self) -> Units:
+        """How the coded target of a regression is read by metrics."""
+        return Units(self.scale, self.center)
 
     def encode(self, target: pd.Series) -> NDArray[np.float32] | NDArray[np.int64]:
         """Class indices int64 (R,), or the standardised target float32 (R,).

@@ -5,6 +5,8 @@
 
 from bishop_ray.predictor.answers import Answers, answers, label_texts
 from bishop_ray.predictor.ensemble import EnsembleMember, EnsemblePredictor
+from bishop_ray.predictor.explanation import Explanation
+from bishop_ray.predictor.faithfulness import Faithfulness
 from bishop_ray.predictor.files import FORMAT, MANIFEST, fingerprint
 from bishop_ray.predictor.single import ENSEMBLE, Predictor
 from bishop_ray.predictor.weights import MODEL, WEIGHTS
@@ -18,6 +20,8 @@ __all__ = [
     "Answers",
     "EnsembleMember",
     "EnsemblePredictor",
+    "Explanation",
+    "Faithfulness",
     "Predictor",
     "answers",
     "fingerprint",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import UserError
 from bishop_ray.models.base import Estimator, Network
 from bishop_ray.predictor.combine import combine
+from bishop_ray.predictor.encoded import Encoded, encode
 from bishop_ray.predictor.files import DAMAGE, MANIFEST, fingerprint, words, write_manifest
 from bishop_ray.predictor.single import ENSEMBLE, Predictor
 
@@ -123,6 +125,11 @@ class EnsemblePredictor(Predictor):
                     place += 1
         return tuple(merged)
 
+    @property
+    def metric(self) -> str:
+        """The metric that selected the members, or "" where that is not known."""
+        return super().metric or self.members[0].predictor.metric
+
     def output(self, frame: pd.DataFrame) -> NDArray[Any]:
         """Class probabilities (R, K) in the order of ``target.classes``, or the standardised target (R, 1); float64.
 
@@ -133,15 +140,25 @@ class EnsemblePredictor(Predictor):
             UserError: A column is missing, or cannot be read as the numbers it held in training; or no member has a
                 finite output for some row.
         """
-        outputs: dict[int, NDArray[Any]] = {}
-        for group in self._groups:
-            x_num, x_cat = self.members[group[0]].predictor.preprocessor.transform_features(frame)
-            outputs |= {i: self.members[i].predictor.model.predict(x_num, x_cat) for i in group}
-        ordered = [outputs[i] for i in range(len(self.members))]
+        return self.output_of(self.encoded(frame))
+
+    def encoded(self, frame: pd.DataFrame) -> list[Encoded]:
+        """The R rows, once per group of members with equal preprocessors; raises as `output`."""
+        return [encode(self.members[group[0]].predictor.preprocessor, frame) for group in self._groups]
+
+    def models_of(self, parts: Sequence[Encoded]) -> Iterator[tuple[Network | Estimator, float, Encoded]]:
+        """Each member's model with its weight and the rows that it reads, in the order of the members."""
+        read = {i: part for group, part in zip(self._groups, parts, strict=True) for i in group}
+        for i, member in enumerate(self.members):
+            yield member.predictor.model, member.weight, read[i]
+
+    def output_of(self, parts: Sequence[Encoded]) -> NDArray[Any]:
+        """`output` of rows that are encoded already."""
+        ordered = [model.predict(part.x_num, part.x_cat) for model, _, part in self.models_of(parts)]
         mean = combine(ordered, [member.weight for member in self.members], self.task.is_classification)
         self._report_bad(ordered)
         if lost := int(np.isnan(mean).any(axis=1).sum()):
-            raise UserError(f"ensemble: no member has a finite prediction for {lost} of {len(frame)} rows")
+            raise UserError(f"ensemble: no member has a finite prediction for {lost} of {len(mean)} rows")
         return mean
 
     def _report_bad(self, outputs: list[NDArray[Any]]) -> None:

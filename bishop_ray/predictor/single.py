@@ -6,9 +6,10 @@ an estimator. It loads on a machine without a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -20,8 +21,12 @@ from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import UserError
 from bishop_ray.models import create_model
 from bishop_ray.models.base import Estimator, Network
+from bishop_ray.predictor.encoded import Encoded, encode
 from bishop_ray.predictor.files import DAMAGE, MANIFEST, read_manifest, replacing, words, write_manifest
 from bishop_ray.predictor.weights import load_model, save_model
+
+if TYPE_CHECKING:
+    from bishop_ray.predictor.explanation import Explanation
 
 ENSEMBLE = "ensemble"
 """Name of a predictor made of several; no name of the registry of models."""
@@ -70,6 +75,11 @@ class Predictor:
         """Names, in the registry of models, of what predicts; each once."""
         return (self.model_name,)
 
+    @property
+    def metric(self) -> str:
+        """The metric that selected the model, or "" where that is not known."""
+        return str(self.info.get("metric", ""))
+
     def output(self, frame: pd.DataFrame) -> NDArray[Any]:
         """Class probabilities (R, K) in the order of ``target.classes``, or the standardised target (R, 1).
 
@@ -79,7 +89,19 @@ class Predictor:
         Raises:
             UserError: A column is missing, or cannot be read as the numbers it held in training.
         """
-        return self.model.predict(*self.preprocessor.transform_features(frame))
+        return self.output_of(self.encoded(frame))
+
+    def encoded(self, frame: pd.DataFrame) -> list[Encoded]:
+        """The R rows, once per preprocessor that differs from the others; raises as `output`."""
+        return [encode(self.preprocessor, frame)]
+
+    def models_of(self, parts: Sequence[Encoded]) -> Iterator[tuple[Network | Estimator, float, Encoded]]:
+        """Each model with its share of the output and the rows that it reads, of what `encoded` gave."""
+        yield self.model, 1.0, parts[0]
+
+    def output_of(self, parts: Sequence[Encoded]) -> NDArray[Any]:
+        """`output` of rows that are encoded already."""
+        return self.model.predict(parts[0].x_num, parts[0].x_cat)
 
     def predict(self, frame: pd.DataFrame) -> pd.Series:
         """The likeliest labels in the user's own type, or the target in its own units (float64).
@@ -111,6 +133,38 @@ class Predictor:
             raise UserError(f"predict_proba: the target {self.target.name!r} is a number; use predict")
         columns = pd.Index(list(self.target.classes), name=self.target.name)
         return pd.DataFrame(self.output(frame), index=frame.index, columns=columns)
+
+    def explain(
+        self,
+        frame: pd.DataFrame,
+        target: pd.Series | str | Sequence[Any] | None = None,
+        *,
+        metric: str = "",
+        repeats: int = 5,
+        max_rows: int = 2000,
+        seed: int = 0,
+    ) -> Explanation:
+        """What predictions of these rows depend on: permutation importance per column; of BiSHop also its attention.
+
+        A column's values are exchanged among the rows, `repeats` times: with targets the importance is what the metric
+        loses, without it is how far the output moves. Columns that carry the same information stand in for each other,
+        and each then looks less important than both together.
+
+        Args:
+            frame: R rows, as `output` takes them; better none the model was trained on.
+            target: The rows' targets: a column of `frame`, or a value per row with its index. None: they are not known.
+            metric: Judges with targets: the one that selected the model, else AUC or R², unless it is named.
+            repeats: Exchanges per column.
+            max_rows: Of more rows a random sample of so many is used.
+            seed: Of sample and exchanges; the same seed gives the same result.
+
+        Raises:
+            UserError: No rows, a column is missing or cannot be read, a target that does not fit the rows or the model,
+                or a metric that is unknown or undefined for these rows.
+        """
+        from bishop_ray.predictor.explanation import explain
+
+        return explain(self, frame, target, metric=metric, repeats=repeats, max_rows=max_rows, seed=seed)
 
     def save(self, folder: Path | str) -> Path:
         """Writes the folder (replacing an earlier one) and returns it; nobody ever sees half of it."""

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from bishop_ray.errors import BadTable
+from bishop_ray.metrics import evaluate
 from bishop_ray.reporting.records import Study
-from bishop_ray.training.metrics import evaluate
 
 RESAMPLES = 500
 """Of the bootstrap (Efron and Tibshirani 1993, percentile interval)."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bishop_ray.metrics import display, larger_is_better
 from bishop_ray.reporting.honesty import RESAMPLES, interval
 from bishop_ray.reporting.paper import differences, paper_score
 from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, Study, Table
-from bishop_ray.training.metrics import METRICS, display
 
 FRACTIONS = ("auc", "accuracy", "balanced_accuracy", "f1", "r2")
 """Metrics shown in percent, as the paper does; others in their own units."""
@@ -212,8 +212,8 @@ def optimism_table(studies: Sequence[Study], resamples: int = RESAMPLES) -> Tabl
                 "validation": shown(study.metric, study.validation_score),
                 "test": shown(study.metric, study.test_mean),
                 "optimism": unit(study.metric) * (study.validation_score - study.test_mean),
-                "95 % from": shown(study.metric, low if METRICS[study.metric].larger_is_better else high),
-                "to": shown(study.metric, high if METRICS[study.metric].larger_is_better else low),
+                "95 % from": shown(study.metric, low if larger_is_better(study.metric) else high),
+                "to": shown(study.metric, high if larger_is_better(study.metric) else low),
                 "test rows": used or math.nan,
             }
         )

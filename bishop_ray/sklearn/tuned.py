@@ -25,7 +25,7 @@ from bishop_ray.data.roles import NO_ROLES, Roles
 from bishop_ray.data.suites import DatasetRef, file_ref
 from bishop_ray.sklearn.base import Classifier, Regressor, Tabular
 from bishop_ray.sklearn.tables import as_value_error, with_target
-from bishop_ray.tracking import load_best
+from bishop_ray.tracking import check_tracking, load_best
 from bishop_ray.tuning.cluster import connect, shared_slots
 from bishop_ray.tuning.progress import Progress
 from bishop_ray.tuning.suite import run_studies
@@ -33,6 +33,8 @@ from bishop_ray.tuning.suite import run_studies
 
 class TunedEstimator(Tabular):
     """What classifier and regressor have in common.
+
+    The first Ctrl-C ends the search: the best trial so far is evaluated and becomes the model. A second one ends `fit`.
 
     A parameter that is None has the default of ``jobs/tune.py``'s flag of that name, which also says what it means.
     The search keeps a tenth of the rows as test split, opened once at its end, and a fifth for validation.
@@ -85,7 +87,7 @@ class TunedEstimator(Tabular):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None) -> None:
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None = None) -> None:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with as_value_error(), self._folder() as storage:
             ref = _write_table(storage / "tables", frame, y, self._task, weights)
@@ -113,18 +115,28 @@ class TunedEstimator(Tabular):
         models = chosen_models(args.models)
         check_search(args, models)
         check_metric_fits(args.metric, [ref])
+        check_tracking(self._uri(storage))  # it also imports mlflow, which two threads at once cannot
         cluster = connect(self.ray_address or "")
         configs = studies(args, [ref], models, storage, self._uri(storage), cluster)
         slots = shared_slots(cluster, [config.resources for config in configs], args.max_concurrent)
         total = configs[0].trials if configs[0].trials < NO_LIMIT else None
-        bar = tqdm(total=total, unit="trial", disable=not self.verbose)
-        with bar:
+        ended: dict[str, int] = {}
+        with tqdm(total=total, unit="trial", disable=not self.verbose) as bar:
 
             def listen(config: StudyConfig, progress: Progress) -> None:
+                ended[config.model] = progress.finished
                 bar.set_postfix_str(progress.last, refresh=False)
-                bar.update(progress.finished - bar.n)
+                bar.update(sum(ended.values()) - bar.n)
 
-            results, failures, _ = run_studies([configs], slots, listen, deadline)
+            try:
+                results, failures, _ = run_studies([configs], slots, listen, deadline)
+            except KeyboardInterrupt:
+                # The same studies with the trials they have: nothing is searched, the best so far is evaluated.
+                have = [replace(config, trials=max(1, sum(ended.values())), time_budget=0.0) for config in configs]
+                results = run_studies([have], slots, listen)[0] if any(ended.values()) else []
+                if not results:
+                    raise
+                failures = []
         if not results:
             raise RuntimeError("; ".join(failure.reason for failure in failures) or "no model can do such data")
         return sorted(results, key=lambda result: result.val_score, reverse=True)

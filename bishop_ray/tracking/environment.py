@@ -10,11 +10,17 @@ from pathlib import Path
 
 import bishop_ray
 
+LIBRARIES = (
+    "ray", "torch", "optuna", "mlflow", "numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "tabpfn",
+    "tabicl", "pytabkit",
+)  # fmt: skip
+"""Whose version may change a result."""
+
 
 def environment() -> dict[str, str]:
     """Versions of Python and of the libraries that decide a result, and the git commit if there is one."""
     found = {"version.python": sys.version.split()[0]}
-    for name in ("ray", "torch", "optuna", "mlflow"):
+    for name in LIBRARIES:
         try:
             found[f"version.{name}"] = metadata.version(name)
         except metadata.PackageNotFoundError:

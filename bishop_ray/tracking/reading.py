@@ -109,6 +109,25 @@ class Reader:
             raise as_user_error(error, self.uri) from error
         return [_record(run, names[str(run.info.experiment_id)]) for run in found]
 
+    def run(self, run_id: str) -> RunRecord:
+        """The run of this id.
+
+        Raises:
+            UserError: There is none here, or it was deleted.
+            SourceUnavailable: MLflow does not answer.
+        """
+        wanted = f"expected the id of a run in {self.shown}; found {run_id!r}"
+        try:
+            run = self._client.get_run(run_id)
+            experiment = self._client.get_experiment(run.info.experiment_id)
+        except Exception as error:
+            if getattr(error, "error_code", "") in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise UserError(wanted) from None
+            raise as_user_error(error, self.uri) from error
+        if run.info.lifecycle_stage == "deleted":
+            raise UserError(f"{wanted}, which was deleted")
+        return _record(run, str(experiment.name))
+
     def course(self, run_id: str, metric: str) -> list[Point]:
         """All values of a metric by step; the first one counts where a step was repeated."""
         try:

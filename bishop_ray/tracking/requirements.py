@@ -19,6 +19,9 @@ _ROOT = Path(bishop_ray.__file__).parent
 _WITH_TORCH = {"triton"}
 """What builds of PyTorch for GPUs bring in the version they need, and the others do without."""
 
+_BESIDE = {"bishop_ray.predictor.explanation"}
+"""What a predictor can do beside predicting: explanations need scikit-learn, and import BiSHop."""
+
 
 def requirements(model_names: Iterable[str]) -> list[str]:
     """Pinned pip requirements, sorted, of predictors with models of these names of the registry."""
@@ -42,7 +45,7 @@ def _outside(modules: list[str]) -> set[str]:
             top = name.partition(".")[0]
             if top == "bishop_ray":
                 # The package itself only says how to load a registered model.
-                if name not in seen and name != top:
+                if name not in seen and name != top and not name.startswith(tuple(_BESIDE)):
                     seen.add(name)
                     waiting.append(name)
             elif top not in sys.stdlib_module_names:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable, UserError
+from bishop_ray.metrics import check_metric, evaluate
 from bishop_ray.predictor.combine import combine
-from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.running import RunningScore, running_score
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def select(
         members: M members.
         predictions: Per member (R, K): probabilities, or the standardised target, of one and the same target coder.
         y: (R,) class indices, or the standardised target.
-        metric: A name of ``metrics.METRICS``.
+        metric: A name that ``metrics.find_metric`` knows.
         task: The task type.
         scale: As in ``metrics.evaluate``.
         top_k: Members per family.
@@ -102,9 +102,10 @@ def cross_fitted(
     """The score of an ensemble on rows that did not choose its weights.
 
     For each fold everything that `select` decides, the best of each family included, is decided on the other folds'
-    rows; the score is one `evaluate` over the pooled predictions of all folds. AUC ranks rows, and the outputs of two
-    folds' ensembles are not on one scale: it is the mean over the folds, unless a fold lacks a class. Where the metric
-    is undefined on the other folds (AUC where they hold one class), they choose by log loss.
+    rows; the score is one `evaluate` over the pooled predictions of all folds. AUC and its kind rank rows, and
+    the outputs of two folds' ensembles are not on one scale: they are means over the folds, unless a fold lacks a
+    class. Where the metric is undefined on the other folds (AUC where they hold one class), they choose by log loss
+    (RMSE).
 
     Args:
         members: As in `select`.
@@ -133,9 +134,10 @@ def cross_fitted(
         seen = {i: predictions[i][outside] for i in usable}
         try:
             scorer = running_score(metric, task, y[outside], scale)
+            scores = {i: scorer.score(scorer.part(seen[i]), 1) for i in usable}
         except BadTable:
-            scorer = running_score("log_loss", task, y[outside])
-        scores = {i: scorer.score(scorer.part(seen[i]), 1) for i in usable}
+            scorer = running_score("log_loss" if task.is_classification else "rmse", task, y[outside], scale)
+            scores = {i: scorer.score(scorer.part(seen[i]), 1) for i in usable}
         weights = _greedy(_best_of_families(members, scores, top_k), seen, scorer, steps)
         parts = [predictions[i][inside] for i in weights]
         pooled[inside] = combine(parts, list(weights.values()), task.is_classification)
@@ -145,10 +147,10 @@ def cross_fitted(
 def _scored(
     metric: str, task: TaskType, y: NDArray[Any], pooled: NDArray[np.float64], fold: NDArray[np.int64], scale: float
 ) -> float:
-    """Every fold's rows scored: at once, or for AUC fold by fold, see `cross_fitted`."""
+    """Every fold's rows scored: at once, or of a ranking metric fold by fold, see `cross_fitted`."""
     numbers, sizes = np.unique(fold, return_counts=True)
     whole = len(np.unique(y))
-    if metric != "auc" or any(len(np.unique(y[fold == number])) < whole for number in numbers):
+    if not check_metric(metric, task).ranks or any(len(np.unique(y[fold == number])) < whole for number in numbers):
         return evaluate(metric, task, y, pooled, scale=scale)
     scores = [evaluate(metric, task, y[fold == number], pooled[fold == number]) for number in numbers]
     return float(np.average(scores, weights=sizes))

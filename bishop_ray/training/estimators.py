@@ -14,8 +14,8 @@ import numpy as np
 
 from bishop_ray.data.table import Table, TaskType
 from bishop_ray.errors import TrainingFailed
+from bishop_ray.metrics import check_metric, evaluate
 from bishop_ray.models.base import Array, Estimator
-from bishop_ray.training.metrics import check_metric, evaluate
 from bishop_ray.training.progress import RoundResult
 
 

@@ -22,10 +22,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from bishop_ray.config import TrainConfig
 from bishop_ray.data.table import Table
 from bishop_ray.errors import TrainingFailed
+from bishop_ray.metrics import check_metric, evaluate
 from bishop_ray.models.base import Network
 from bishop_ray.training.checkpoint import Saver, has_state, load_state
 from bishop_ray.training.graphs import GraphedStep
-from bishop_ray.training.metrics import check_metric, evaluate
 from bishop_ray.training.passes import Passes
 from bishop_ray.training.precision import resolve_precision
 from bishop_ray.training.progress import EpochResult, FitResult, Progress

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bishop_ray.data.table import Table, TableSpec
-from bishop_ray.training.metrics import evaluate
+from bishop_ray.metrics import evaluate
 
 RIDGE_PENALTY = 1e-3
 """L2 penalty of the linear regression: small enough to be least squares, large enough for collinear columns."""
@@ -25,7 +25,7 @@ def reference_scores(
         train: Rows to fit on; the linear model heeds their weights. The constant does not, as no score does.
         test: Rows to score; the caller says which.
         spec: The table's spec.
-        metric: A name of ``metrics.METRICS``.
+        metric: A name that ``metrics.find_metric`` knows.
         scale: As in ``metrics.evaluate``.
 
     Returns:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable
-from bishop_ray.training.metrics import METRICS, check_metric, evaluate, mae, r2, rmse
+from bishop_ray.metrics import Metric, check_metric, evaluate, in_units, mae, r2, rmse
 
 Floats = NDArray[np.float64]
 Classes = NDArray[np.int64]
@@ -37,7 +37,7 @@ def running_score(metric: str, task: TaskType, y: NDArray[Any], scale: float = 1
     """The running form of a metric on these rows.
 
     Args:
-        metric: A name of ``metrics.METRICS``.
+        metric: A name that ``metrics.find_metric`` knows.
         task: The task type.
         y: (R,) class indices, or the standardised target.
         scale: As in ``metrics.evaluate``.
@@ -45,11 +45,11 @@ def running_score(metric: str, task: TaskType, y: NDArray[Any], scale: float = 1
     Raises:
         UnknownName: No such metric.
         UserError: The metric does not fit the task.
-        BadTable: The metric is undefined for these rows (`auc` of one class).
+        BadTable: The metric is undefined for these rows (`auc` of one class), whatever is predicted.
     """
     row = check_metric(metric, task)
     if row.needs == "values":
-        return _values(metric, y.reshape(-1).astype(np.float64) * scale, scale)
+        return _values(metric, row, y, scale)
     classes = y.astype(np.int64)
     if metric == "auc":
         return _auc(classes, binary=task is TaskType.BINARY)
@@ -57,20 +57,31 @@ def running_score(metric: str, task: TaskType, y: NDArray[Any], scale: float = 1
         return _log_loss(classes)
     if metric in ("accuracy", "balanced_accuracy", "f1"):
         return _labels(metric, classes, binary=task is TaskType.BINARY)
-    return RunningScore(_transposed, lambda total, n: evaluate(metric, task, y, total.T / n))
+    return _any_classes(metric, task, y)
 
 
 def _transposed(prediction: NDArray[Any]) -> Floats:
     return np.ascontiguousarray(prediction.T, dtype=np.float64)
 
 
-def _values(metric: str, y: Floats, scale: float) -> RunningScore:
-    function = {"r2": r2, "rmse": rmse, "mae": mae}.get(metric, METRICS[metric].function)
-    sign = 1.0 if METRICS[metric].larger_is_better else -1.0
+def _values(metric: str, row: Metric, y: NDArray[Any], scale: float) -> RunningScore:
+    function = {"r2": r2, "rmse": rmse, "mae": mae}.get(metric, row.function)
+    sign = 1.0 if row.larger_is_better else -1.0
+    true = in_units(row, y, scale)
     return RunningScore(
         lambda prediction: prediction.reshape(1, -1).astype(np.float64),
-        lambda total, n: sign * function(y, total[0] / n * scale),
+        lambda total, n: sign * function(true, in_units(row, total[0] / n, scale)),
     )
+
+
+def _any_classes(metric: str, task: TaskType, y: NDArray[Any]) -> RunningScore:
+    """Through `evaluate`: how many classes there are, only predictions tell."""
+
+    def part(prediction: NDArray[Any]) -> Floats:
+        evaluate(metric, task, y, prediction)  # undefined on these rows: said before anything is selected
+        return _transposed(prediction)
+
+    return RunningScore(part, lambda total, n: evaluate(metric, task, y, total.T / n))
 
 
 def _log_loss(y: Classes) -> RunningScore:

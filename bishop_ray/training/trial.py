@@ -236,7 +236,7 @@ def _save(model: Network | Estimator, job: TrialConfig, data: StudyData, folder:
         model.cpu()
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / VALIDATION, model.predict(data.validation.x_num, data.validation.x_cat).astype(np.float32))
-    info = {"seed": job.train.seed, **facts}
+    info = {"seed": job.train.seed, "metric": job.train.metric, **facts}
     Predictor(Preprocessor.from_dict(data.preprocessor), model, job.model, job.params["model"], info).save(
         folder / PREDICTOR
     )

@@ -19,6 +19,7 @@ from bishop_ray.tuning.evaluate import Evaluation
 from bishop_ray.tuning.facts import AUTOML
 from bishop_ray.tuning.predictions import PREDICTIONS
 from bishop_ray.tuning.prepare import Prepared
+from bishop_ray.tuning.record import RECORD, config_text
 from bishop_ray.tuning.space import SearchSpace, flatten
 from bishop_ray.tuning.store import OpenStudy, remove_study, stored_identity, study_folder
 from bishop_ray.tuning.sync import known_trials
@@ -103,6 +104,7 @@ def open_tracker(
         tags=tags | environment() | (extra or {}),
         texts={"search_space.yaml": space.source},
     )
+    tracker.tag_study({RECORD: config_text(config)})
     tracker.trials_known(known_trials(opened.study))
     return tracker
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from bishop_ray.config import Params, StudyConfig
 from bishop_ray.data.table import Table
 from bishop_ray.errors import TrainingFailed
+from bishop_ray.metrics import evaluate
 from bishop_ray.predictor import Predictor
-from bishop_ray.training.metrics import evaluate
 from bishop_ray.training.trial import TrialSettings
 from bishop_ray.training.worker import evaluate_seed, last_error
 from bishop_ray.tuning.costs import Costs, measure

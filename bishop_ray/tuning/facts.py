@@ -13,6 +13,7 @@ import pandas as pd
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.table import TaskType
+from bishop_ray.data.target import Units
 from bishop_ray.errors import UserError
 from bishop_ray.home import write_whole
 from bishop_ray.tuning.contenders import Problem
@@ -68,6 +69,7 @@ def save_problem(
         "metric": problem.metric,
         "task": problem.task.value,
         "scale": problem.scale,
+        "center": problem.scale.center if isinstance(problem.scale, Units) else None,
         "seed": problem.seed,
         "studies": {config.model: config.name for config in configs},
         "dataset": whole.ref.key,
@@ -86,7 +88,7 @@ def load_facts(folder: Path) -> SearchFacts:
     try:
         facts: dict[str, Any] = json.loads((folder / FACTS).read_text("utf-8"))
         y = np.load(folder / TARGET, allow_pickle=False)
-        problem = Problem(y, facts["metric"], TaskType(facts["task"]), facts["scale"], facts["seed"])
+        problem = Problem(y, facts["metric"], TaskType(facts["task"]), _units(facts), facts["seed"])
         identity = (folder / IDENTITY).read_text("utf-8")
         named = [str(facts[key]) for key in ("dataset", "experiment", "data_key")]
         return SearchFacts(problem, dict(facts["studies"]), named[0], named[1], named[2], identity, folder)
@@ -95,6 +97,12 @@ def load_facts(folder: Path) -> SearchFacts:
         raise UserError(f"{folder}: no search over several models ended here (no {missing})") from None
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise _damaged(folder / FACTS, error) from None
+
+
+def _units(facts: dict[str, Any]) -> float:
+    """Folders of earlier versions know the scale alone, which is enough for the metrics of then."""
+    center = facts.get("center")
+    return float(facts["scale"]) if center is None else Units(facts["scale"], center)
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

@@ -11,9 +11,9 @@ from typing import Any
 from optuna.trial import TrialState
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
+from bishop_ray.metrics import evaluate
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking import StudyTracker, register_best
-from bishop_ray.training.metrics import evaluate
 from bishop_ray.tuning.budget import REFIT, Budget
 from bishop_ray.tuning.chronicle import reference_metrics
 from bishop_ray.tuning.contenders import ENSEMBLE, Contender, Ensemble, Problem, build_ensemble, contenders
@@ -100,7 +100,7 @@ def judge(
         output, costs = measure(entry.predictor, test.frame)
         target = entry.predictor.target
         y = target.encode(test.target)
-        score = evaluate(whole.metric, problem.task, y, output, scale=target.scale)
+        score = evaluate(whole.metric, problem.task, y, output, scale=target.units)
         if entry.contender is not None:
             validation = (problem.y, entry.contender.predictions())
             predictions[entry.model] = predictions_csv(target, validation, (y, output))

@@ -11,10 +11,11 @@ from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.sources import load_dataset
 from bishop_ray.data.split import split_dataset
 from bishop_ray.data.table import RawDataset, Split
+from bishop_ray.data.target import TargetCoder
 from bishop_ray.data.weighting import counted, encoded
 from bishop_ray.errors import BadTable
+from bishop_ray.metrics import METRICS, check_metric, default_metric, evaluate
 from bishop_ray.models import model_class
-from bishop_ray.training.metrics import check_metric, default_metric
 from bishop_ray.training.reference import reference_scores
 from bishop_ray.training.trial import StudyData
 
@@ -73,6 +74,8 @@ def divide(config: StudyConfig, raw: RawDataset) -> Loaded:
     rows = (len(parts.train), len(parts.validation), len(parts.test))
     if metric == "auc":
         _both_classes(config, parts)
+    elif metric not in METRICS:
+        _check_defined(config, metric, parts)
     return Loaded(replace(config, metric=metric), parts.train, parts.validation, raw.fingerprint(), rows)
 
 
@@ -92,7 +95,7 @@ def prepare(loaded: Loaded) -> Prepared:
         encoded(preprocessor, loaded.train, ref.roles.balance),
         preprocessor.transform(loaded.validation),
         preprocessor.to_dict(),
-        preprocessor.target.scale,
+        preprocessor.target.units,
     )
     example = loaded.train.rows(np.arange(min(5, loaded.rows[0])))
     return Prepared(data, preprocessor, loaded.fingerprint, example, loaded.rows)
@@ -118,7 +121,7 @@ def test_references(config: StudyConfig, test: RawDataset) -> dict[str, float]:
     train = _split(config, load_dataset(config.ref)).train
     preprocessor = Preprocessor.fit(train, "normal")
     tables = encoded(preprocessor, train, config.ref.roles.balance), preprocessor.transform(test)
-    return reference_scores(*tables, preprocessor.spec, config.metric, scale=preprocessor.target.scale)
+    return reference_scores(*tables, preprocessor.spec, config.metric, scale=preprocessor.target.units)
 
 
 def open_test(config: StudyConfig) -> RawDataset:
@@ -134,6 +137,21 @@ def _both_classes(config: StudyConfig, parts: Split[RawDataset]) -> None:
                 f"{config.ref.locator}: the {name} part ({len(part)} rows) holds one class only, and auc needs two; "
                 f"expected at least 3 rows of each class, a larger part (--split) or another --metric"
             )
+
+
+def _check_defined(config: StudyConfig, metric: str, parts: Split[RawDataset]) -> None:
+    """A scorer of scikit-learn scores the right answers of either part; where it cannot, better said now."""
+    coder = TargetCoder.fit(parts.train.target, parts.train.task)
+    for name, part in (("validation", parts.validation), ("test", parts.test)):
+        y = coder.encode(part.target)
+        right = np.eye(coder.n_out)[y] if coder.task.is_classification else y
+        try:
+            evaluate(metric, coder.task, y, right, scale=coder.units)
+        except BadTable as error:
+            raise BadTable(
+                f"{config.ref.locator}: the {name} part ({len(part)} rows): {error}; expected another --metric or, "
+                "where classes lack, a larger part (--split)"
+            ) from None
 
 
 def _split(config: StudyConfig, raw: RawDataset) -> Split[RawDataset]:

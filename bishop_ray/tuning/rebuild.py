@@ -14,12 +14,12 @@ import numpy as np
 import optuna
 
 from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.metrics import evaluate
 from bishop_ray.models import MODELS, not_installed
 from bishop_ray.predictor import EnsemblePredictor
 from bishop_ray.predictor.combine import combine
 from bishop_ray.tracking import RegisteredModel, register_best, study_run
 from bishop_ray.training.ensemble import STEPS, TOP_K
-from bishop_ray.training.metrics import evaluate
 from bishop_ray.tuning.contenders import ENSEMBLE, Contender, Ensemble, Problem, build_ensemble, contenders
 from bishop_ray.tuning.facts import AUTOML, FACTS, SearchFacts, load_facts
 from bishop_ray.tuning.store import locked, read_study, settings_of

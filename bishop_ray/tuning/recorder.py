@@ -20,9 +20,9 @@ from ray.tune.schedulers import TrialScheduler
 
 from bishop_ray.config import Params
 from bishop_ray.errors import StorageFull
+from bishop_ray.metrics import display
 from bishop_ray.training.groups import RESTARTS, release_group
 from bishop_ray.training.memory import GPU_PEAK, PEAK
-from bishop_ray.training.metrics import display
 from bishop_ray.training.trial import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
 from bishop_ray.training.worker import FAILURE, FULL
 from bishop_ray.tuning.progress import Progress, curves, error_reason

@@ -40,7 +40,7 @@ def refit_winner(
         encoded(preprocessor, both, config.ref.roles.balance),
         preprocessor.transform(validation),
         preprocessor.to_dict(),
-        preprocessor.target.scale,
+        preprocessor.target.units,
     )
     folder = Path(settings.folder) / "refit" / f"{number:04d}-seed-{seed}"
     mine = replace(settings, data=ray.put(data), seed=seed)

@@ -100,8 +100,8 @@ def measure(model: str, params: Params, parts: Split[RawDataset], args: argparse
     """
     from bishop_ray.config import TrialConfig
     from bishop_ray.data.preprocess import Preprocessor
+    from bishop_ray.metrics import default_metric, evaluate
     from bishop_ray.predictor import Predictor
-    from bishop_ray.training.metrics import default_metric, evaluate
     from bishop_ray.training.reference import reference_scores
     from bishop_ray.training.trial import PREDICTOR, StudyData, train_here
 
@@ -131,7 +131,7 @@ def measure(model: str, params: Params, parts: Split[RawDataset], args: argparse
 def bench(ref: DatasetRef, models: list[str], args: argparse.Namespace) -> int:
     """Prints the table of one dataset; how many models stay below the bar or fail."""
     from bishop_ray.data.sources import load_dataset
-    from bishop_ray.training.metrics import default_metric
+    from bishop_ray.metrics import default_metric
 
     raw = load_dataset(ref)
     parts = split_dataset(raw, args.seed, DATASETS_I.fractions, args.max_rows)

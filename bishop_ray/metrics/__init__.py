@@ -1,11 +1,13 @@
 """The metrics, one table: what can be measured, on which task, and in which direction it is better.
 
+Beside the rows of the table every scorer of scikit-learn is a metric under its own name (``scorers.py``).
 Everywhere else only the *score* exists: the metric with its sign turned so that larger is better. `display` turns it
 back for people. Letters: R rows, K classes.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
+from bishop_ray.data.target import Units
 from bishop_ray.errors import BadTable, UnknownName, UserError
 
 Floats = NDArray[np.float64]
@@ -31,12 +34,16 @@ class Metric:
         tasks: The tasks it fits.
         larger_is_better: Its natural direction.
         needs: "probabilities" (R, K), "labels" (R,) class indices, or "values" (R,) of the target.
+        absolute: Values count from zero, not only their differences: they are wanted with the target's centre.
+        ranks: It compares rows with each other, so that outputs of different models cannot be pooled.
     """
 
     function: Callable[[Any, Any], float]
     tasks: frozenset[TaskType]
     larger_is_better: bool
     needs: Literal["probabilities", "labels", "values"]
+    absolute: bool = False
+    ranks: bool = False
 
 
 def auc(y: Classes, probabilities: Floats) -> float:
@@ -108,7 +115,7 @@ def mae(y: Floats, prediction: Floats) -> float:
 
 
 METRICS: dict[str, Metric] = {
-    "auc": Metric(auc, CLASSIFICATION, True, "probabilities"),
+    "auc": Metric(auc, CLASSIFICATION, True, "probabilities", ranks=True),
     "accuracy": Metric(accuracy, CLASSIFICATION, True, "labels"),
     "balanced_accuracy": Metric(balanced_accuracy, CLASSIFICATION, True, "labels"),
     "f1": Metric(f1, CLASSIFICATION, True, "probabilities"),
@@ -117,7 +124,32 @@ METRICS: dict[str, Metric] = {
     "rmse": Metric(rmse, REGRESSION, False, "values"),
     "mae": Metric(mae, REGRESSION, False, "values"),
 }
-"""Metric by name: the only place that knows directions and tasks."""
+"""Our own metrics by name; they come before scikit-learn's scorers of the same name."""
+
+
+def find_metric(name: str) -> Metric:
+    """The metric behind a name: one of `METRICS`, else a scorer of scikit-learn.
+
+    Raises:
+        UnknownName: No such metric.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    from bishop_ray.metrics.scorers import scorer_metric, scorer_names
+
+    if (found := scorer_metric(name)) is None:
+        near = difflib.get_close_matches(name, scorer_names(), n=10, cutoff=0.5)
+        raise UnknownName("metric", name, [*METRICS, *near])
+    return found
+
+
+def metric_tasks() -> dict[str, frozenset[TaskType]]:
+    """Every metric that fits a task, and its tasks: our own, then scikit-learn's scorers."""
+    from bishop_ray.metrics.scorers import scorer_names
+
+    names = [*METRICS, *(name for name in scorer_names() if name not in METRICS)]
+    tasks = {name: find_metric(name).tasks for name in names}
+    return {name: fitting for name, fitting in tasks.items() if fitting}
 
 
 def check_metric(name: str, task: TaskType) -> Metric:
@@ -127,12 +159,14 @@ def check_metric(name: str, task: TaskType) -> Metric:
         UnknownName: No such metric.
         UserError: The metric does not fit the task.
     """
-    if name not in METRICS:
-        raise UnknownName("metric", name, METRICS)
-    metric = METRICS[name]
+    metric = find_metric(name)
     if task not in metric.tasks:
         fitting = ", ".join(other for other, row in METRICS.items() if task in row.tasks)
-        raise UserError(f"metric {name!r} does not fit a {task.value} task; expected one of {fitting}")
+        tasks = ", ".join(sorted(metric.tasks)) or "none (it scores clusterings, or several labels per row)"
+        raise UserError(
+            f"metric {name!r} does not fit a {task.value} task; expected one of {fitting}, or one of scikit-learn's "
+            f"scorers for it (--list-metrics); found one for: {tasks}"
+        )
     return metric
 
 
@@ -152,18 +186,19 @@ def evaluate(metric: str, task: TaskType, y: NDArray[Any], prediction: NDArray[A
     """The score (larger is better) of predictions.
 
     Args:
-        metric: A name of `METRICS`.
+        metric: A name that `find_metric` knows.
         task: The task type.
         y: (R,) class indices in [0, K), or the target.
         prediction: (R, K) probabilities over the full list of classes, whether or not all of them are among the rows;
             for regression (R,) or (R, 1) values in the units of `y`.
         scale: Units of the target per unit of `y` (the standard deviation of a standardised target); regression only.
+            Of a standardised target, scikit-learn's scorers need `Units`, which know its mean too.
 
     Raises:
         UnknownName: No such metric.
         UserError: The metric does not fit the task.
         BadTable: The metric is undefined for these rows (see `auc`).
-        ValueError: Shapes do not fit, no rows, or a prediction is not finite.
+        ValueError: Shapes do not fit, no rows, a prediction is not finite, or the target's mean is not known.
     """
     row = check_metric(metric, task)
     if len(y) == 0 or len(y) != len(prediction):
@@ -171,15 +206,34 @@ def evaluate(metric: str, task: TaskType, y: NDArray[Any], prediction: NDArray[A
     if not np.isfinite(prediction).all():
         raise ValueError(f"{metric} needs finite predictions; found {np.sum(~np.isfinite(prediction))} others")
     if row.needs == "values":
-        value = row.function(_column(y) * scale, _column(prediction) * scale)
+        value = row.function(in_units(row, y, scale), in_units(row, prediction, scale))
     else:
         value = _classification(row, task, y, prediction)
     return _turn(row, value)
 
 
+def in_units(row: Metric, values: NDArray[Any], scale: float) -> Floats:
+    """(R,) or (R, 1) values as a metric of regression wants them: times `scale`, and with the centre if it needs it.
+
+    Raises:
+        ValueError: It does, and `scale` does not know the centre; or another shape.
+    """
+    column = _column(values)
+    if not row.absolute or (scale == 1.0 and not isinstance(scale, Units)):
+        return column * scale
+    if not isinstance(scale, Units):
+        raise ValueError("this metric needs the target's centre, not its scale alone")
+    return scale.decode(column)
+
+
+def larger_is_better(metric: str) -> bool:
+    """The natural direction of a metric; scikit-learn's scorers have it turned already."""
+    return metric not in METRICS or METRICS[metric].larger_is_better
+
+
 def display(metric: str, score: float) -> float:
-    """A score back in its metric's natural sign, for people."""
-    return _turn(METRICS[metric], score)
+    """A score back in its metric's natural sign, for people; of a scikit-learn scorer what scikit-learn shows."""
+    return score if larger_is_better(metric) else 0.0 - score
 
 
 def _classification(row: Metric, task: TaskType, y: NDArray[Any], prediction: NDArray[Any]) -> float:
