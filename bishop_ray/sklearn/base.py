@@ -26,7 +26,7 @@ class Tabular(BaseEstimator):  # type: ignore[misc]
     _task: str
     predictor_: Predictor
 
-    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None) -> None:
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None = None) -> None:
         """Sets `predictor_` from rows (R, features), class indices or numbers (R,), and row weights > 0 (R,)."""
         raise NotImplementedError
 

@@ -103,7 +103,7 @@ class BiSHopEstimator(Tabular):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None) -> None:
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None = None) -> None:
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction: expected a share between 0 and 1; found {self.validation_fraction}")
         given = {name: value for name, value in self.get_params(deep=False).items() if value is not None}

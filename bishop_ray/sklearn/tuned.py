@@ -87,7 +87,7 @@ class TunedEstimator(Tabular):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None) -> None:
+    def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None = None) -> None:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with as_value_error(), self._folder() as storage:
             ref = _write_table(storage / "tables", frame, y, self._task, weights)
