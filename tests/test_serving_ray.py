@@ -33,7 +33,7 @@ pytest_plugins = ("tracking_fixtures",)
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 RAW = odd_table(TaskType.BINARY)
-FUZZ = int(os.environ.get("BISHOP_FUZZ_REQUESTS", "300"))
+FUZZ = int(os.environ.get("BISHOP_FUZZ_REQUESTS", "120"))
 """Requests of the fuzz; the full number is 2,000."""
 
 ROW = rows_of(RAW.frame)[1]
