@@ -323,7 +323,7 @@ def test_diagnostics_name_every_association() -> None:
     assert min(first[f"nonzero/{name}"] for name in names) < 1
     model(x_num * 5, x_cat)
     assert model.diagnostics() == first  # only the first batch of a pass is looked at
-    model.predict(x_num.numpy() * 5, x_cat.numpy())
+    model.train().predict(x_num.numpy() * 5, x_cat.numpy())
     assert model.diagnostics() != first
 
 

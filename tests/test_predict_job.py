@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,113 @@ def test_a_column_reads_the_same_in_every_batch(tmp_path: Path) -> None:
     for rows in ("1", "5", "1000"):
         found = run(folder, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-rows", rows)
         np.testing.assert_allclose(found[["probability p", "probability q"]], expected, rtol=1e-5)
+
+
+def dated(rows: int = 80) -> pd.DataFrame:
+    """A table of dates, numbers that are often missing, and ids that float64 cannot tell apart."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"n": rng.normal(size=rows), "id": pd.Series(2**60 + rng.integers(0, 3, rows), dtype=object)})
+    frame["when"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 2000, rows), "D")
+    frame["day"] = frame["when"].dt.floor("D") + pd.Timedelta("3D")
+    frame.loc[rng.random(rows) < 0.3, ["n", "when"]] = None
+    frame.loc[: rows // 4, ["n", "when", "id"]] = None  # whole batches of nothing
+    return frame.assign(y=np.where((frame["id"] == 2**60 + 1) ^ (frame["day"].dt.year > 2022), "p", "q"))
+
+
+def test_dates_ids_and_whole_batches_of_nothing(tmp_path: Path) -> None:
+    """Dates as texts and as Parquet's own, ids that are text to the model: each batch as the whole table at once."""
+    frame = dated()
+    raw = make_raw("t", frame.assign(id=frame["id"].astype("category")), "y")
+    model = make_predictor(raw)
+    assert dict(model.schema) == {"n": "number", "id": "category", "when": "moment", "day": "moment"}
+    folder = model.save(tmp_path / "model")
+    expected = model.predict_proba(raw.frame)
+    text = frame.drop(columns="y").astype({"when": "str", "day": "str"})
+    text["day"] = [day if i % 2 else f"{day[8:10]}.{day[5:7]}.{day[:4]}" for i, day in enumerate(text["day"])]
+    text.to_csv(tmp_path / "in.csv", index=False)
+    dates = pa.array(frame["day"].dt.date, pa.date32())
+    ids = pa.array(frame["id"].tolist(), pa.int64())
+    when = pa.array(frame["when"], pa.timestamp("ms", "Europe/Paris"))
+    pq.write_table(pa.table({"id": ids, "n": frame["n"], "day": dates, "when": when}), tmp_path / "in.parquet")
+    for file in ("in.csv", "in.parquet"):
+        for rows in ("3", "1000"):
+            found = run(folder, tmp_path / file, tmp_path / "out.csv", "--batch-rows", rows)
+            np.testing.assert_allclose(found[["probability p", "probability q"]], expected, rtol=1e-5)
+
+
+def test_a_text_that_is_no_date_is_named(tmp_path: Path) -> None:
+    frame = dated()
+    folder = make_predictor(make_raw("t", frame.assign(id=frame["id"].astype("category")), "y")).save(tmp_path / "m")
+    text = frame.astype({"day": "str"})
+    text.loc[50, "day"] = "soon"
+    text.to_csv(tmp_path / "in.csv", index=False)
+    with pytest.raises(UserError, match="rows 41-60: column 'day': expected a date or time; found 'soon'"):
+        run(folder, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-rows", "20")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_labels_that_look_like_numbers_stay_text(tmp_path: Path) -> None:
+    raw = make_table(TaskType.BINARY, rows=40)
+    labels = pd.Series(np.where(raw.target == "yes", "1.0", "2.0"), dtype="str", name="y")
+    folder = make_predictor(make_raw("t", raw.frame.assign(y=labels), "y")).save(tmp_path / "model")
+    raw.frame.to_csv(tmp_path / "in.csv", index=False)
+    found = run(folder, tmp_path / "in.csv", tmp_path / "out.parquet")
+    assert list(found.columns) == ["prediction", "probability 1.0", "probability 2.0"]
+    assert set(found["prediction"]) <= {"1.0", "2.0"}
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_a_full_disk_leaves_what_was_there(folder: Path, tmp_path: Path, name: str) -> None:
+    pd.concat([FRAME] * 40).to_csv(tmp_path / "in.csv", index=False)
+    output = tmp_path / name
+    output.write_text("precious")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # no file can grow beyond: as a full disk has it
+    try:
+        with pytest.raises(UserError, match=f"{name}: cannot be written: .*File too large"):
+            run(folder, tmp_path / "in.csv", output, "--batch-rows", "100")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert output.read_text() == "precious"
+    assert {path.name for path in tmp_path.iterdir()} == {"in.csv", name}
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from bishop_ray import serve_cli
+def peak(file):
+    words = [sys.argv[1], file, "-o", file + ".out.csv", "--folder", "--batch-rows", "200", "--keep", "row"]
+    serve_cli.run_predict(serve_cli.predict_parser().parse_args(words))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1000 for line in lines if line.startswith("VmHWM"))
+print(*map(peak, sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of a process's memory from /proc")
+def test_memory_does_not_grow_with_the_file(folder: Path, tmp_path: Path) -> None:
+    """200 MB of text after 4 MB of it, and a Parquet file that is one row group of 200 MB, by the same process."""
+    block = pd.concat([FRAME] * 10, ignore_index=True)[:100]
+    block = block.assign(row=np.arange(100), cat_0=block["cat_0"].fillna("") + "x" * 40_000)
+    header, rows = block.to_csv(index=False).split("\n", 1)
+    (tmp_path / "small.csv").write_text(f"{header}\n{rows}")
+    (tmp_path / "large.csv").write_text(f"{header}\n{rows * 50}")
+    whole = pa.concat_tables([pa.Table.from_pandas(block)] * 50)
+    plain = {"compression": "none", "use_dictionary": False, "row_group_size": len(whole)}
+    pq.write_table(whole, tmp_path / "large.parquet", **plain)
+    files = [tmp_path / name for name in ("small.csv", "large.csv", "large.parquet")]
+    assert min(file.stat().st_size for file in files[1:]) > 200e6
+    command = [sys.executable, "-c", MEASURE, str(folder), *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    small, *large = map(int, done.stdout.splitlines()[-1].split())
+    assert max(large) < small + 100  # MB
+    expected = pd.read_csv(f"{files[0]}.out.csv")
+    for file in files[1:]:
+        found = pd.read_csv(f"{file}.out.csv")
+        assert found["row"].tolist() == list(range(100)) * 50
+        np.testing.assert_allclose(found["probability yes"], expected["probability yes"].tolist() * 50, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from test_predictor import make_predictor
 
 from bishop_ray import serve_cli
+from bishop_ray.data.raw import make_raw
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.predictor import Predictor
@@ -43,7 +44,7 @@ def odd_table(task: TaskType) -> RawDataset:
 def client_of(predictor: Predictor, limit: int = LIMIT) -> TestClient:
     served = Served(predictor, NAME, 3)
 
-    async def ask(rows: Rows) -> Reply | UserError:
+    async def ask(rows: Rows) -> Reply | Exception:
         return (await asyncio.to_thread(served.reply, [rows]))[0]
 
     app = build_app(served, ask, token_digest(TOKEN), limit)
@@ -97,7 +98,13 @@ def test_replies_are_the_predictors_own(task: TaskType) -> None:
         ({"num_0": [1]}, "num_0", "expected a number or null; found a list"),
         ({"num_0": 10**400}, "num_0", "found a number beyond float64"),
         ({"cat_0": {"a": 1}}, "cat_0", "expected a text, number, boolean or null; found an object"),
-        ({MOMENT: "yesterday"}, MOMENT, "expected a date or time as ISO 8601 text, or null; found 'yesterday'"),
+        (
+            {MOMENT: "yesterday"},
+            MOMENT,
+            "expected a date or time such as 2024-01-31T12:30:00Z, or null; found 'yesterday'",
+        ),
+        ({MOMENT: True}, MOMENT, "found true"),
+        ({MOMENT: "01/02/2024"}, MOMENT, "found '01/02/2024'"),
         ({MOMENT: "now"}, MOMENT, "found 'now'"),
         ({MOMENT: 5}, MOMENT, "found 5"),
         ({MOMENT: "2024-13-01"}, MOMENT, "found '2024-13-01'"),
@@ -116,6 +123,50 @@ def test_an_error_per_field(client: TestClient, change: dict[str, Any], field: s
     (entry,) = reply.json()["detail"]
     assert entry["loc"] == ["body", "rows", 1, field]
     assert words in entry["msg"]
+
+
+def test_one_moment_in_many_writings(client: TestClient, predictor: Predictor) -> None:
+    """Case 18: what training reads as a date is one in JSON too; no zone means UTC."""
+    same = ["2054-02-03", "2054-02-03T00:00:00Z", "03.02.2054", "Feb 3, 2054", "2054-02-03 01:00+01:00", "20540203"]
+    missing = [None, "", "NaT"]
+    reply = client.post("/predict", json={"rows": [ROW | {MOMENT: value} for value in same + missing]})
+    assert reply.status_code == 200, reply.text
+    found = [row["yes"] for row in reply.json()["probabilities"]]
+    frame = pd.DataFrame([ROW, ROW])
+    frame[MOMENT] = pd.to_datetime(["2054-02-03", None])
+    known, unknown = predictor.predict_proba(frame)["yes"]
+    np.testing.assert_allclose(found, [known] * len(same) + [unknown] * len(missing), rtol=1e-5)
+    assert abs(known - unknown) > 1e-4
+
+
+def test_the_same_value_reads_the_same_whatever_its_type() -> None:
+    """Case 1: levels "1", "2", 3 and True, asked for as text, int, float and boolean; numbers as ints and floats."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"n": rng.integers(0, 9, 80), "flag": rng.random(80) < 0.5})
+    frame["code"] = pd.Series(rng.integers(1, 4, 80).astype(str)).astype("category")
+    frame["big"] = pd.Series(2**53 + rng.integers(0, 3, 80)).astype("category")
+    frame["y"] = np.where(frame["flag"] ^ (frame["code"] == "2") ^ (frame["big"] == 2**53 + 1), "p", "q")
+    made = make_predictor(make_raw("t", frame, "y"))
+    row = {"n": 4, "flag": True, "code": 2, "big": 2**53 + 1}
+    others = [{"n": 4.0}, {"code": 2.0}, {"code": "2"}, {"code": "2.0"}, {"flag": "True"}, {"big": str(2**53 + 1)}]
+    with client_of(made) as client:
+        reply = client.post("/predict", json={"rows": [row, *(row | other for other in others)]})
+        wrong = client.post("/predict", json={"rows": [row | {"n": False}]})
+    assert reply.status_code == 200, reply.text
+    expected = made.predict_proba(pd.DataFrame([row]))["p"].item()
+    unlike = made.predict_proba(pd.DataFrame([row | {"big": 2**53}]))["p"].item()
+    np.testing.assert_allclose([row["p"] for row in reply.json()["probabilities"]], expected, rtol=1e-5)
+    assert abs(expected - unlike) > 1e-5
+    assert wrong.status_code == 422
+
+
+def test_labels_that_look_like_numbers_stay_text() -> None:
+    raw = make_table(TaskType.BINARY, rows=40)
+    made = make_predictor(make_raw("t", raw.frame.assign(y=np.where(raw.target == "yes", "1.0", "2.0")), "y"))
+    with client_of(made) as client:
+        found = client.post("/predict", json={"rows": rows_of(raw.frame.head(3))}).json()
+    assert set(found["predictions"]) <= {"1.0", "2.0"}
+    assert list(found["probabilities"][0]) == ["1.0", "2.0"]
 
 
 def test_a_missing_column_is_named_per_row_and_faults_are_bounded(client: TestClient) -> None:
@@ -251,6 +302,22 @@ def test_requests_of_a_batch_do_not_spoil_each_other(predictor: Predictor) -> No
     assert spoiled[0] == alone
 
 
+def test_a_fault_of_the_model_is_the_fault_of_one_request(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(predictor, NAME, 3)
+    right = Predictor.output
+
+    def output(self: Predictor, frame: pd.DataFrame) -> Any:
+        if (frame["num_0"] == 666).any():
+            raise RuntimeError("no such number")
+        return right(self, frame)
+
+    monkeypatch.setattr(Predictor, "output", output)
+    found = served.reply([[ROW], [ROW | {"num_0": 666}], [ROW, ROW]])
+    assert [type(reply) for reply in found] == [dict, RuntimeError, dict]
+
+
 def test_a_model_that_is_not_finite_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_predictor(odd_table(TaskType.REGRESSION))
     monkeypatch.setattr(Predictor, "output", lambda self, frame: np.full((len(frame), 1), math.nan))
@@ -269,6 +336,25 @@ def test_a_poor_token_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         serve_model(Wish("x", uri=f"sqlite:///{tmp_path}/none.db"), print)
     assert token not in str(caught.value)
     assert "BISHOP_SERVE_TOKEN" not in os.environ
+
+
+@pytest.mark.parametrize(("host", "port"), [("0.0.0.0", None), ("", 8001), ("127.0.0.1", 9)])
+def test_a_service_that_runs_does_not_move(host: str, port: int | None) -> None:
+    from bishop_ray.serving.service import Wish, check_same
+
+    check_same(Wish("x"), "127.0.0.1", 8000)
+    check_same(Wish("x", host="127.0.0.1", port=8000), "127.0.0.1", 8000)
+    with pytest.raises(UserError, match=r"--host, --port: .*http://127.0.0.1:8000 already; stop it to move it"):
+        check_same(Wish("x", host=host, port=port), "127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"address": "x", "host": "h", "port": "no", "access": {}}', "{}"])
+def test_a_damaged_note_is_one_line(tmp_path: Path, content: str) -> None:
+    from bishop_ray.serving.place import read_note
+
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(UserError, match=r"x.json: expected where the running service is; found a damaged file"):
+        read_note(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(

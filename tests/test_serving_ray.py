@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -17,11 +19,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from fakes import make_table
 from test_predictor import make_predictor
+from test_serving import odd_table, rows_of
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.tracking import StudyTracker, register_best
@@ -29,11 +32,11 @@ from bishop_ray.tracking import StudyTracker, register_best
 pytest_plugins = ("tracking_fixtures",)
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
-RAW = make_table(TaskType.BINARY, rows=60, with_missing=True)
-FUZZ = int(os.environ.get("BISHOP_FUZZ_REQUESTS", "300"))
+RAW = odd_table(TaskType.BINARY)
+FUZZ = int(os.environ.get("BISHOP_FUZZ_REQUESTS", "120"))
 """Requests of the fuzz; the full number is 2,000."""
 
-ROW = json.loads(RAW.frame.iloc[[1]].to_json(orient="records"))[0]
+ROW = rows_of(RAW.frame)[1]
 NAME = "wine"
 
 
@@ -58,9 +61,35 @@ class Service:
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
 
-    def job(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        """The same command again."""
-        return subprocess.run(command(self.uri, *flags), env=environment(self.home), capture_output=True, text=True)
+    @property
+    def note(self) -> Path:
+        return self.home / "serving" / f"{NAME}.json"
+
+    def again(self) -> subprocess.CompletedProcess[str]:
+        """The same command once more."""
+        return finished(command(self.uri), environment(self.home))
+
+    def as_cluster(self) -> subprocess.CompletedProcess[str]:
+        """The same command of somebody who only knows the service's Ray, as one knows a cluster's.
+
+        Ray takes a loopback address for the machine's own unless it is told otherwise.
+        """
+        found = json.loads(self.note.read_text())
+        _, *words = command(self.uri, "--ray-address", found["address"])
+        return finished([sys.executable, "-c", ON_LOOPBACK, *words], environment(self.home / "other") | found["access"])
+
+
+ON_LOOPBACK = """
+import runpy, sys
+from bishop_ray.tuning.loopback import on_loopback
+del sys.argv[0]
+with on_loopback():
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def finished(line: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=120)
 
 
 def command(uri: str, *flags: str) -> list[str]:
@@ -69,7 +98,7 @@ def command(uri: str, *flags: str) -> list[str]:
 
 def environment(home: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "BISHOP_SERVE"))}
-    return kept | {"BISHOP_RAY_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    return kept | {"BISHOP_RAY_HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -133,31 +162,35 @@ def test_versions_change_without_a_failed_request(service: Service, register: Ca
         thread.start()
     try:
         assert register(1) == 2
-        done = service.job()
+        done = service.again()
         assert done.returncode == 0, done.stderr + done.stdout
         assert f"version 2 (champion) now answers at {service.url}" in done.stdout
-        time.sleep(1)
+        assert register(2) == 3
+        done = service.as_cluster()
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert f"version 3 (champion) answers at {service.url}" in done.stdout
+        assert "bearer token" not in done.stdout, "it keeps its token"
+        time.sleep(0.5)
     finally:
         stop.set()
         for thread in threads:
             thread.join(60)
     assert faults == []
     assert {status for _, status, _ in replies} == {200}
-    assert {version for _, _, version in replies} == {1, 2}
-    assert replies[-1][2] == 2
-    wrong = service.job("--port", "1")
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-    assert "stop it to move it" in wrong.stderr
-    assert service.call("/ready")[1]["version"] == 2
+    assert {version for _, _, version in replies} == {1, 2, 3}
+    assert replies[-1][2] == 3
+    assert service.call("/ready")[1]["version"] == 3
     assert service.call("/predict", body, token="x" * 43)[0] == 401
-    note = service.home / "serving" / f"{NAME}.json"
-    assert note.stat().st_mode & 0o777 == 0o600
-    assert service.token not in note.read_text()
+    assert service.note.stat().st_mode & 0o777 == 0o600
+    assert service.token not in service.note.read_text()
     _fuzz(service)
+    _huge_body(service)
     _only_on_loopback(service.process.pid)
+    _calls_need_the_token_of_ray(service.process.pid)
+    _metrics(service)
     service.process.send_signal(signal.SIGINT)
     assert service.process.wait(60) == 0
-    assert not note.exists()
+    assert not service.note.exists()
 
 
 def _tree(root: int) -> list[psutil.Process]:
@@ -165,14 +198,64 @@ def _tree(root: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def _only_on_loopback(root: int) -> None:
-    """All sockets of the service, Ray's and Serve's, take connections of this machine alone."""
-    seen = set()
-    for process in _tree(root):
+def _listening(processes: list[psutil.Process]) -> list[tuple[str, int]]:
+    """Addresses and ports on which they take connections."""
+    seen = []
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            seen |= {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+            seen += [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    return [(address.removeprefix("::ffff:"), port) for address, port in seen]
+
+
+def _only_on_loopback(root: int) -> None:
+    """Case 82: all sockets of the service, Ray's and Serve's, take connections of this machine alone."""
+    seen = _listening(_tree(root))
     assert seen
-    assert {address.removeprefix("::ffff:") for address in seen} <= {"127.0.0.1", "::1"}
+    assert {address for address, _ in seen} <= {"127.0.0.1", "::1"}
+
+
+class _Code:
+    """Runs in whoever unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.getpid, ()
+
+
+def _calls_need_the_token_of_ray(root: int) -> None:
+    """Case 82: the port on which a replica unpickles what other deployments ask refuses who lacks Ray's token."""
+    import grpc
+    from ray.serve.generated import serve_pb2, serve_pb2_grpc
+
+    replicas = [process for process in _tree(root) if "ServeReplica" in process.name()]
+    codes = []
+    for _, port in _listening(replicas):
+        request = serve_pb2.ASGIRequest(pickled_request_metadata=pickle.dumps(_Code()))
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as caught:
+            serve_pb2_grpc.ASGIServiceStub(channel).HandleRequest(request, timeout=10)
+        codes.append(caught.value.code())
+    assert grpc.StatusCode.UNAUTHENTICATED in codes
+    assert set(codes) <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
+
+
+def _metrics(service: Service) -> None:
+    (line,) = [line for line in service.lines if "metrics" in line]
+    with urllib.request.urlopen(line.split()[-1], timeout=30) as reply:
+        assert b"ray_serve_deployment_status" in reply.read()
+
+
+def _huge_body(service: Service) -> None:
+    """A client with the token that sends 300 MB, length untold, is refused; the next one is answered."""
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(300):
+            yield b" " * 1_000_000
+
+    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=60)
+    headers = {"Authorization": f"Bearer {service.token}", "Content-Type": "application/json"}
+    connection.request("POST", "/predict", endless(), headers, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+    assert service.call("/predict", json.dumps({"rows": [ROW]}).encode())[0] == 200
 
 
 def _memory(root: int) -> float:

@@ -22,6 +22,9 @@ from bishop_ray.errors import BadTable
 
 Schema = Sequence[tuple[str, str]]
 
+_BUFFER = 1 << 20
+"""Bytes of a Parquet column that are read at a time; without, a row group is read whole, and a file may be one."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -92,19 +95,26 @@ def _parquet_batches(
     wanted = [name for name, _ in schema]
     first = 1
     with readable(file):
-        with pq.ParquetFile(file) as source:
+        with pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False) as source:
             _check_columns(file, source.schema_arrow.names, wanted, keep)
             empty = source.schema_arrow.empty_table()
             for part in source.iter_batches(rows, columns=list(dict.fromkeys([*wanted, *keep]))):
                 table = pa.Table.from_batches([part])
-                yield _from_table(first, table, wanted, keep)
+                yield _from_table(first, table, schema, keep)
                 first += table.num_rows
         if first == 1:
-            yield _from_table(first, empty, wanted, keep)
+            yield _from_table(first, empty, schema, keep)
 
 
-def _from_table(first: int, table: pa.Table, wanted: list[str], keep: Sequence[str]) -> Batch:
-    return Batch(first, table.select(wanted).to_pandas(ignore_metadata=True), table.select(list(keep)))
+def _from_table(first: int, table: pa.Table, schema: Schema, keep: Sequence[str]) -> Batch:
+    """Integers of a batch with missing values stay integers where they are categories.
+
+    As floats, ids above 2^53 would be other categories in this batch than in the next one.
+    """
+    numbers = table.select([name for name, kind in schema if kind == "number"]).to_pandas(ignore_metadata=True)
+    others = table.select([name for name, kind in schema if kind != "number"])
+    frame = pd.concat([numbers, others.to_pandas(ignore_metadata=True, integer_object_nulls=True)], axis=1)
+    return Batch(first, frame, table.select(list(keep)))
 
 
 def _text_batches(

@@ -3,7 +3,7 @@
 ``single.py`` is one preprocessor with one model, ``ensemble.py`` a weighted mean of several; both are a `Predictor`.
 """
 
-from bishop_ray.predictor.answers import Answers, answers, label_texts
+from bishop_ray.predictor.answers import Answers, answers, label_text, label_texts
 from bishop_ray.predictor.ensemble import EnsembleMember, EnsemblePredictor
 from bishop_ray.predictor.explanation import Explanation
 from bishop_ray.predictor.faithfulness import Faithfulness
@@ -25,5 +25,6 @@ __all__ = [
     "Predictor",
     "answers",
     "fingerprint",
+    "label_text",
     "label_texts",
 ]

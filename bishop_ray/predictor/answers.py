@@ -31,7 +31,12 @@ class Answers:
 
 def label_texts(predictor: Predictor) -> tuple[str, ...]:
     """The labels of a classification as text, in training order; empty for regression."""
-    return tuple(str(canonical_text(label)) for label in predictor.target.classes)
+    return tuple(map(label_text, predictor.target.classes))
+
+
+def label_text(label: Any) -> str:
+    """A label as text: of a text its very letters, "1.0" too."""
+    return label if isinstance(label, str) else str(canonical_text(label))
 
 
 def answers(predictor: Predictor, frame: pd.DataFrame) -> Answers:

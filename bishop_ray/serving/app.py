@@ -30,7 +30,7 @@ BODY_SECONDS = 30.0
 _SMALL = 1 << 16
 """Bytes of a body that is read on the spot; longer ones leave the event loop free for others."""
 
-Ask = Callable[[Rows], Awaitable[Reply | UserError]]
+Ask = Callable[[Rows], Awaitable[Reply | Exception]]
 
 
 def token_digest(token: str) -> str:
@@ -148,6 +148,8 @@ def _add_predict(app: FastAPI, served: Served, ask: Ask, max_body: int, token: A
         found = await ask(rows)
         if isinstance(found, UserError):
             raise RequestRefused(422, [fault(["rows"], str(found), "value")])
+        if isinstance(found, Exception):
+            raise found
         return AsciiJson(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bishop_ray.predictor import Predictor, label_texts
-from bishop_ray.serving.payload import MAX_ROWS
+from bishop_ray.serving.payload import EXAMPLE, MAX_ROWS
 
 Json = dict[str, Any]
 SHOWN_LEVELS = 50
@@ -14,7 +14,13 @@ SHOWN_LEVELS = 50
 _LARGEST = 1.7976931348623157e308
 _VALUES: dict[str, Json] = {
     "number": {"type": ["number", "null"], "minimum": -_LARGEST, "maximum": _LARGEST},
-    "moment": {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]},
+    "moment": {
+        "anyOf": [
+            {"type": "string", "format": "date-time", "examples": [EXAMPLE]},
+            {"type": "string", "format": "date"},
+            {"type": "null"},
+        ]
+    },
     "category": {
         "type": ["string", "number", "boolean", "null"],
         "minimum": -_LARGEST,
@@ -23,7 +29,7 @@ _VALUES: dict[str, Json] = {
 }
 _SAYS = {
     "number": "a number; null is a missing value",
-    "moment": "a date or time, ISO 8601; null is a missing value",
+    "moment": "a date or time, ISO 8601, UTC where it names no zone; null is a missing value",
     "category": "a category; one that training never saw is allowed, null is a missing value",
 }
 

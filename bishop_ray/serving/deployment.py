@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve._private.common import ReplicaState
 from ray.serve.exceptions import RayServeException
+from ray.util import get_node_ip_address
 
 from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.serving.app import build_app
@@ -45,11 +47,12 @@ class ModelServer:
     """
 
     def __init__(self, deployed: Deployed) -> None:
+        _stay_on_loopback()
         predictor = load_best(deployed.name, str(deployed.version), deployed.uri)
         self._deployed = deployed
         self._served = Served(predictor, deployed.name, deployed.version)
-        with contextlib.suppress(UserError):  # a model that cannot do without a value says so when it is asked
-            self._served.reply([[dict.fromkeys((name for name, _ in predictor.schema), None)]])
+        # The first call costs more than the next ones. A model that cannot do without a value says so when it is asked.
+        self._served.reply([[dict.fromkeys((name for name, _ in predictor.schema), None)]])
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application of this replica."""
@@ -59,15 +62,15 @@ class ModelServer:
         """What this replica was told; reached through Ray only, not over HTTP."""
         return self._deployed
 
-    async def _ask(self, rows: Rows) -> Reply | UserError:
+    async def _ask(self, rows: Rows) -> Reply | Exception:
         if len(rows) > MANY:
             return (await asyncio.to_thread(self._served.reply, [rows]))[0]
-        found: Reply | UserError = await self._batch(rows)
+        found: Reply | Exception = await self._batch(rows)
         return found
 
     # No waiting: what arrives while the model computes is the next batch, and a lone request is not held up.
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=0.0)
-    async def _batch(self, requests: list[Rows]) -> list[Reply | UserError]:
+    async def _batch(self, requests: list[Rows]) -> list[Reply | Exception]:
         return await asyncio.to_thread(self._served.reply, requests)
 
 
@@ -140,6 +143,18 @@ def stop(name: str) -> None:
     """Takes a service away when its requests are answered."""
     with contextlib.suppress(RayServeException):  # it may have been interrupted before Serve ran
         serve.delete(app_name(name))
+
+
+def _stay_on_loopback() -> None:
+    """Keeps the port on which a replica hears other deployments on loopback, where the node is.
+
+    Ray Serve opens it on every interface, guarded by Ray's token alone (`ray.serve._private.replica`); nobody uses it
+    while Serve's own calls are no gRPC, which is its default.
+    """
+    replica: Any = importlib.import_module("ray.serve._private.replica")
+    if get_node_ip_address().startswith("127."):
+        opened = replica.add_port_to_grpc_server
+        replica.add_port_to_grpc_server = lambda server, address: opened(server, "127.0.0.1:0")
 
 
 def _quiet() -> None:

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bishop_ray.data.batches import Batch, read_batches
-from bishop_ray.data.columns import canonical_text
 from bishop_ray.errors import UserError
-from bishop_ray.predictor import Predictor, answers, label_texts
+from bishop_ray.predictor import Predictor, answers, label_text, label_texts
 
 PREDICTION = "prediction"
 
@@ -74,7 +73,7 @@ def _predicted(predictor: Predictor, file: Path, batch: Batch, names: Sequence[s
         columns += [pa.array([], kind), *([pa.array([], pa.float64())] * (len(names) - 1))]
     else:
         predictions = found.predictions.tolist()
-        columns.append(pa.array(list(map(canonical_text, predictions)) if kind == pa.string() else predictions, kind))
+        columns.append(pa.array(list(map(label_text, predictions)) if kind == pa.string() else predictions, kind))
         if found.probabilities is not None:
             columns += [pa.array(column) for column in found.probabilities.T]
     return pa.table(columns, names=[*batch.kept.column_names, *names])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -13,6 +14,9 @@ from bishop_ray.errors import SourceUnavailable, UserError
 
 START_SECONDS = 180.0
 """How long another process may take to start the service that this one is to update."""
+
+_ACCESS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Variables by which Ray knows its own token, which is another one than that of the service."""
 
 
 def free_port(host: str, port: int) -> int:
@@ -36,6 +40,22 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def ray_access() -> dict[str, str]:
+    """How the Ray of this process is reached, for `enter`."""
+    return {name: os.environ[name] for name in _ACCESS if name in os.environ}
+
+
+def enter(access: dict[str, str]) -> None:
+    """Has this process join a Ray with the token of `access`, whatever its own environment says."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    for name in _ACCESS:
+        os.environ.pop(name, None)
+    os.environ.update(access)
+    # Ray read the variables when it was imported.
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
 def write_note(note: Path, values: dict[str, Any]) -> None:
     """Writes a note that this user alone can read."""
     part = note.with_suffix(".part")
@@ -55,9 +75,9 @@ def read_note(note: Path) -> dict[str, Any]:
     while time.monotonic() < until:
         try:
             found = json.loads(note.read_text("utf-8"))
-            return {"address": str(found["address"]), "token": str(found["token"]), "host": str(found["host"])} | {
-                "port": int(found["port"])
-            }
+            access = {name: str(found["access"][name]) for name in _ACCESS if name in found["access"]}
+            place = {"address": str(found["address"]), "host": str(found["host"]), "port": int(found["port"])}
+            return place | {"access": access}
         except FileNotFoundError:
             time.sleep(0.5)
         except (OSError, ValueError, LookupError, TypeError) as error:

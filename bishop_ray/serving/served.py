@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bishop_ray.errors import UserError
 from bishop_ray.predictor import Predictor, answers
 from bishop_ray.serving.payload import Rows, make_frame
 
@@ -42,14 +41,15 @@ class Served:
     version: int
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def reply(self, requests: Sequence[Rows]) -> list[Reply | UserError]:
-        """The reply to each request, in their order, from one call of the model.
+    def reply(self, requests: Sequence[Rows]) -> list[Reply | Exception]:
+        """The reply to each request, in their order, from one call of the model; an error where there is none.
 
-        Requests whose rows the model cannot take do not spoil the others: then each one is asked about alone.
+        A request that the model cannot answer does not spoil the others: then each one is asked about alone. That
+        holds for a `UserError` and for faults of the model's own.
         """
         try:
             return list(self._together(requests))
-        except UserError as error:
+        except Exception as error:
             if len(requests) == 1:
                 return [error]
         return [reply for request in requests for reply in self.reply([request])]

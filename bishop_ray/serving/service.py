@@ -21,7 +21,7 @@ from bishop_ray.errors import UserError
 from bishop_ray.home import home
 from bishop_ray.serving import deployment
 from bishop_ray.serving.app import token_digest
-from bishop_ray.serving.place import free_port, read_note, url_of, write_note
+from bishop_ray.serving.place import enter, free_port, ray_access, read_note, url_of, write_note
 from bishop_ray.serving.served import Deployed
 from bishop_ray.tracking import find_version, load_best, tracking_uri
 from bishop_ray.tracking.names import safe_file_name
@@ -107,6 +107,7 @@ def _own(wish: Wish, new: Deployed, note: Path, say: Say, catch_signals: Callabl
     """Starts the service on a Ray of this process, and stays until it is interrupted."""
     host = wish.host or HOST
     port = free_port(host, PORT if wish.port is None else wish.port)
+    os.environ.setdefault("RAY_preload_python_modules", "ray.serve")  # in the processes that wait to become replicas
     cluster = connect()
     catch_signals()
     try:
@@ -115,9 +116,7 @@ def _own(wish: Wish, new: Deployed, note: Path, say: Say, catch_signals: Callabl
         deployment.deploy(new, wish.replicas, _cpus(cluster, wish.replicas))
         url = url_of(host, port)
         address = str(ray.get_runtime_context().gcs_address)
-        write_note(
-            note, {"address": address, "token": os.environ.get("RAY_AUTH_TOKEN", ""), "host": host, "port": port}
-        )
+        write_note(note, {"address": address, "access": ray_access(), "host": host, "port": port})
         _tell(wish, new, url, made, say)
         say("Ctrl-C ends it; the same command elsewhere puts the model's present version in its place")
         _watch(wish.name, say)
@@ -143,9 +142,8 @@ def _watch(name: str, say: Say) -> None:
 def _replace(wish: Wish, new: Deployed, note: Path, say: Say) -> None:
     """Puts a version in the place of the one that another process serves."""
     found = read_note(note)
-    _check_same(wish, found["host"], found["port"])
-    if found["token"]:
-        os.environ["RAY_AUTH_TOKEN"] = found["token"]
+    check_same(wish, found["host"], found["port"])
+    enter(found["access"])
     with on_loopback():
         cluster = connect(found["address"])
     try:
@@ -161,7 +159,7 @@ def _on_cluster(wish: Wish, new: Deployed, say: Say) -> None:
     try:
         deployment.start(wish.host or HOST, PORT if wish.port is None else wish.port)
         host, port = deployment.address()
-        _check_same(wish, host, port)
+        check_same(wish, host, port)
         new, made = _with_token(new, deployment.running(wish.name))
         resources = ray.cluster_resources()
         cluster = Cluster(float(resources.get("CPU", 0)), 0.0)
@@ -194,15 +192,15 @@ def _cpus(cluster: Cluster, replicas: int) -> float:
 def _tell(wish: Wish, new: Deployed, url: str, made: str, say: Say) -> None:
     say(f"{wish.name}: version {new.version} ({wish.alias}) answers at {url}")
     say(f"  POST {url}/predict, GET {url}/schema, /health, /ready, /docs")
-    if ports := [str(node["MetricsExportPort"]) for node in ray.nodes() if node["Alive"]]:
-        say(f"  Ray Serve's metrics: port {', '.join(ports)} of its nodes, /metrics")
+    nodes = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes() if node["Alive"]]
+    say(f"  Ray Serve's metrics: {', '.join(f'http://{node}/metrics' for node in nodes)}")
     if made:
         say(f"  bearer token, made for this service: {made}  (or set {TOKEN})")
     if wish.host not in ("", HOST, "localhost", "::1"):
         say("  note: other machines reach it, and requests and token are not encrypted; put TLS in front")
 
 
-def _check_same(wish: Wish, host: str, port: int) -> None:
+def check_same(wish: Wish, host: str, port: int) -> None:
     """A service that runs cannot move: UserError when a flag asks for that."""
     if (wish.host and wish.host != host) or (wish.port and wish.port != port):
         raise UserError(f"--host, --port: the service runs at {url_of(host, port)} already; stop it to move it")
