@@ -103,7 +103,7 @@ def test_seven_classes_one_of_three_rows_and_five_folds(metric: str) -> None:
         predictions.append((raw / raw.sum(axis=1, keepdims=True)).astype(np.float32))
     members = [Member(f"f{i}", "", evaluate(metric, TaskType.MULTICLASS, y, p)) for i, p in enumerate(predictions)]
     assert all(np.isfinite(member.score) for member in members)
-    assert np.isfinite(cross_fitted(members, predictions, y, metric, TaskType.MULTICLASS))
+    assert np.isfinite(cross_fitted(members, predictions, y, metric, TaskType.MULTICLASS).score)
     for k in range(5):
         assert np.isfinite(evaluate(metric, TaskType.MULTICLASS, y[fold == k], predictions[0][fold == k]))
 

@@ -20,7 +20,8 @@ from bishop_ray.config import StudyConfig
 from bishop_ray.data.split import protocol
 from bishop_ray.data.suites import file_ref
 from bishop_ray.data.table import RawDataset, TaskType
-from bishop_ray.data.target import TargetCoder, Units
+from bishop_ray.data.target import TargetCoder
+from bishop_ray.data.units import Units
 from bishop_ray.errors import BadTable, UnknownName, UserError
 from bishop_ray.metrics import METRICS, check_metric, display, evaluate, find_metric
 from bishop_ray.metrics.scorers import metric_tasks
@@ -186,7 +187,7 @@ def test_ensembles_select_by_it(name: str, task: TaskType) -> None:
     total = sum(scorer.part(p) for p in predictions)
     mean = np.mean([p.astype(np.float64) for p in predictions], axis=0)
     assert scorer.score(total, 3) == pytest.approx(evaluate(name, task, y, mean, scale=scale), rel=1e-9)
-    assert np.isfinite(cross_fitted(members, predictions, y, name, task, scale, steps=5, folds=3))
+    assert np.isfinite(cross_fitted(members, predictions, y, name, task, scale, steps=5, folds=3).score)
 
 
 def test_what_it_cannot_score_is_said_before_anything_is_trained(tmp_path: Path) -> None:

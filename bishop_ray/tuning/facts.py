@@ -13,7 +13,7 @@ import pandas as pd
 
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.table import TaskType
-from bishop_ray.data.target import Units
+from bishop_ray.data.units import Units
 from bishop_ray.errors import UserError
 from bishop_ray.home import write_whole
 from bishop_ray.tuning.contenders import Problem
