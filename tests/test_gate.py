@@ -18,11 +18,14 @@ from test_predictor import make_predictor
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.raw import make_raw
 from bishop_ray.data.table import TaskType
+from bishop_ray.metrics import evaluate
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking import gate
-from bishop_ray.tracking.evidence import FOLDER, Evidence
+from bishop_ray.tracking.evidence import FOLDER, Evidence, Validation
 from bishop_ray.tracking.gate_server import check
-from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, write_sample
+from bishop_ray.tracking.holdout import score_file
+from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, read_validation, write_sample
+from bishop_ray.training.paired import Scored, paired_bootstrap
 
 RAW = make_table(TaskType.BINARY, rows=100, with_missing=True)
 
@@ -142,3 +145,19 @@ def test_a_model_that_cannot_predict_a_case_is_told(version: Path, tmp_path: Pat
     facts["cases"][4]["error"] = "ValueError: no"
     (version / FOLDER / "gate.json").write_text(json.dumps(facts))
     assert check(version)["failure"].endswith("could not predict it where it was trained: ValueError: no")
+
+
+@pytest.mark.parametrize("metric", ["rmse", "neg_mean_absolute_percentage_error"])
+def test_what_compares_versions_knows_the_targets_centre(tmp_path: Path, metric: str) -> None:
+    raw = make_table(TaskType.REGRESSION, rows=60)
+    made = make_predictor(raw)
+    y, output = made.target.encode(raw.target), made.output(raw.frame)
+    evidence = Evidence(raw.frame, validation=Validation("rows", Scored(y, output, made.target.units)))
+    found = read_validation(stored(tmp_path / "artifacts", made, evidence) / FOLDER)
+    assert found is not None
+    score = evaluate(metric, TaskType.REGRESSION, y, output, scale=made.target.units)
+    assert paired_bootstrap(metric, TaskType.REGRESSION, found.scored, found.scored).first == pytest.approx(score)
+    file = tmp_path / "holdout.csv"
+    raw.frame.assign(**{str(raw.target.name): raw.target}).to_csv(file, index=False)
+    of_file = score_file(made, file)
+    assert paired_bootstrap(metric, TaskType.REGRESSION, of_file, of_file).first == pytest.approx(score, rel=1e-4)
