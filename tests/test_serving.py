@@ -348,6 +348,25 @@ def test_a_service_that_runs_does_not_move(host: str, port: int | None) -> None:
         check_same(Wish("x", host=host, port=port), "127.0.0.1", 8000)
 
 
+def test_a_token_made_in_the_place_of_a_lost_one_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from bishop_ray.serving import service
+    from bishop_ray.serving.served import Deployed
+    from bishop_ray.tuning.cluster import Cluster
+
+    place = {"host": "127.0.0.1", "port": 8000, "address": "127.0.0.1:1", "access": {}}
+    sent: list[Deployed] = []
+    monkeypatch.setattr(service, "read_note", lambda note: place)
+    monkeypatch.setattr(service, "enter", lambda access: None)
+    monkeypatch.setattr(service, "connect", lambda address: Cluster(2.0, 0.0))
+    monkeypatch.setattr(service.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(service.deployment, "running", lambda name: None)  # its replica died
+    monkeypatch.setattr(service.deployment, "deploy", lambda new, replicas, cpus: sent.append(new))
+    lines: list[str] = []
+    service._replace(service.Wish("x"), Deployed("x", 2, "", "", 1000), tmp_path, lines.append)
+    words = " ".join(lines).split()
+    assert sent[0].token_digest in map(token_digest, words)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"address": "x", "host": "h", "port": "no", "access": {}}', "{}"])
 def test_a_damaged_note_is_one_line(tmp_path: Path, content: str) -> None:
     from bishop_ray.serving.place import read_note

@@ -147,9 +147,10 @@ def _replace(wish: Wish, new: Deployed, note: Path, say: Say) -> None:
     with on_loopback():
         cluster = connect(found["address"])
     try:
-        new, _ = _with_token(new, deployment.running(wish.name))
+        new, made = _with_token(new, deployment.running(wish.name))
         deployment.deploy(new, wish.replicas, _cpus(cluster, wish.replicas))
         say(f"{wish.name}: version {new.version} ({wish.alias}) now answers at {url_of(found['host'], found['port'])}")
+        _tell_token(made, say)  # no replica answered that could have told the one of before
     finally:
         ray.shutdown()
 
@@ -194,10 +195,14 @@ def _tell(wish: Wish, new: Deployed, url: str, made: str, say: Say) -> None:
     say(f"  POST {url}/predict, GET {url}/schema, /health, /ready, /docs")
     nodes = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes() if node["Alive"]]
     say(f"  Ray Serve's metrics: {', '.join(f'http://{node}/metrics' for node in nodes)}")
-    if made:
-        say(f"  bearer token, made for this service: {made}  (or set {TOKEN})")
+    _tell_token(made, say)
     if wish.host not in ("", HOST, "localhost", "::1"):
         say("  note: other machines reach it, and requests and token are not encrypted; put TLS in front")
+
+
+def _tell_token(made: str, say: Say) -> None:
+    if made:
+        say(f"  bearer token, made for this service: {made}  (or set {TOKEN})")
 
 
 def check_same(wish: Wish, host: str, port: int) -> None:
