@@ -17,8 +17,10 @@ import pytest
 from mlflow.tracking import MlflowClient
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
+from bishop_ray.data.columns import category_codes, to_numbers
+from bishop_ray.data.sources import load_dataset
 from bishop_ray.sklearn import BiSHopClassifier, TunedClassifier, TunedRegressor
-from bishop_ray.sklearn.tuned import TunedEstimator
+from bishop_ray.sklearn.tuned import TunedEstimator, _write_table
 from bishop_ray.tuning.cluster import Cluster
 
 pytest_plugins = ["study_fixtures"]
@@ -169,3 +171,18 @@ def test_a_class_that_no_trained_row_has_keeps_its_column() -> None:
     np.testing.assert_array_equal(found[:, [0, 2]], expected)
     assert (found[:, 1] == 0).all()
     assert np.array_equal(model.predict(frame), labels[np.where(found[:, 2] > found[:, 0], 2, 0)])
+
+
+def test_columns_that_parquet_cannot_hold_are_written_as_they_are_read(tmp_path: Path) -> None:
+    mixed = [1, "x", 2.5] * 10
+    frame = pd.DataFrame({
+        "mixed": pd.Series(mixed, dtype=object), "large": [2**70 + i for i in range(30)],
+        "range": pd.cut(np.arange(30.0), 4), "plain": np.arange(30.0),
+    })  # fmt: skip
+    raw = load_dataset(_write_table(tmp_path, frame, np.arange(30) % 2, "classification", np.arange(1.0, 31.0)))
+    assert raw.categorical == ("mixed", "range")
+    for name in ("mixed", "range"):
+        np.testing.assert_array_equal(category_codes(raw.frame[name])[0], category_codes(frame[name])[0])
+    np.testing.assert_array_equal(to_numbers(raw.frame["large"]), to_numbers(frame["large"]))
+    assert raw.weights is not None
+    assert raw.weights.tolist() == list(range(1, 31))

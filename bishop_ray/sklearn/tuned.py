@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import tempfile
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from tqdm.auto import tqdm
@@ -21,6 +23,7 @@ from tqdm.auto import tqdm
 from bishop_ray import cli
 from bishop_ray.choices import check_metric_fits, check_search, chosen_models, studies
 from bishop_ray.config import NO_LIMIT, StudyConfig, StudyResult
+from bishop_ray.data.columns import canonical_text
 from bishop_ray.data.roles import NO_ROLES, Roles
 from bishop_ray.data.suites import DatasetRef, file_ref
 from bishop_ray.sklearn.base import Classifier, Regressor, Tabular
@@ -166,9 +169,30 @@ def _write_table(
     path = folder / f"table-{digest.hexdigest()[:12]}.parquet"
     if not path.is_file():
         part = path.with_suffix(f".{os.getpid()}.part")
-        both.to_parquet(part)
+        if not _stored(both, part):
+            _as_texts(both).to_parquet(part)
         part.replace(path)
     return replace(file_ref(path, target, task), roles=roles)
+
+
+def _stored(frame: pd.DataFrame, file: Path | io.BytesIO) -> bool:
+    """Writes the frame as Parquet, if that can hold it."""
+    try:
+        frame.to_parquet(file)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _as_texts(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with what Parquet cannot hold, such as numbers and texts in one column, as the texts it is read as."""
+    columns = {}
+    for name in frame.columns:
+        series = frame[name]
+        if not _stored(series.to_frame(name), io.BytesIO()):
+            series = pd.Series([canonical_text(value) for value in series], dtype=object)
+        columns[name] = series
+    return pd.DataFrame(columns)
 
 
 class TunedClassifier(Classifier, TunedEstimator):
