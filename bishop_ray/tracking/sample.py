@@ -145,7 +145,7 @@ def _write_validation(folder: Path, scored: Scored) -> None:
     units = {"scale": np.float64(kept.scale)}
     if isinstance(kept.scale, Units):
         units["center"] = np.float64(kept.scale.center)
-    np.savez_compressed(folder / VALIDATION, y=kept.y, output=kept.output, **units)
+    np.savez_compressed(folder / VALIDATION, y=kept.y, output=kept.output, **units)  # type: ignore[arg-type]
 
 
 def _units(found: Mapping[str, NDArray[Any]]) -> float:
