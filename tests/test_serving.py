@@ -358,9 +358,9 @@ def test_a_token_made_in_the_place_of_a_lost_one_is_told(monkeypatch: pytest.Mon
     monkeypatch.setattr(service, "read_note", lambda note: place)
     monkeypatch.setattr(service, "enter", lambda access: None)
     monkeypatch.setattr(service, "connect", lambda address: Cluster(2.0, 0.0))
-    monkeypatch.setattr(service.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(service.deployment, "running", lambda name: None)  # its replica died
-    monkeypatch.setattr(service.deployment, "deploy", lambda new, replicas, cpus: sent.append(new))
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr("bishop_ray.serving.deployment.running", lambda name: None)  # its replica died
+    monkeypatch.setattr("bishop_ray.serving.deployment.deploy", lambda new, replicas, cpus: sent.append(new))
     lines: list[str] = []
     service._replace(service.Wish("x"), Deployed("x", 2, "", "", 1000), tmp_path, lines.append)
     words = " ".join(lines).split()

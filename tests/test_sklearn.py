@@ -256,3 +256,9 @@ def test_one_class_of_non_zero_weight_is_too_few() -> None:
     frame, label = table()
     with pytest.raises(ValueError, match="only one class is present among rows with a weight above 0"):
         BiSHopClassifier(**TINY).fit(frame, label, sample_weight=(label == "yes").astype(float))
+
+
+def test_an_infinite_target_among_objects_is_refused() -> None:
+    y = np.array([np.inf, *np.arange(19.0)], dtype=object)
+    with pytest.raises(ValueError, match="Input y contains NaN or infinity"):
+        BiSHopRegressor(max_epochs=1).fit(np.arange(40.0).reshape(20, 2), y)

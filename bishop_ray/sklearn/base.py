@@ -107,6 +107,8 @@ class Regressor(RegressorMixin, Tabular):  # type: ignore[misc]
         """
         frame = read_features(self, X, reset=True)
         target = np.asarray(read_target(y, len(frame)), np.float64)
+        if not np.isfinite(target).all():  # among objects it was none that could be told
+            raise ValueError("Input y contains NaN or infinity.")
         self._fit(*weighed(frame, target, sample_weight))
         return self
 
