@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from test_predictor import make_predictor
 from bishop_ray import serve_cli
 from bishop_ray.data.raw import make_raw
 from bishop_ray.data.table import RawDataset, TaskType
-from bishop_ray.errors import UserError
+from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.predictor import Predictor
 from bishop_ray.serving.app import build_app, token_digest
 from bishop_ray.serving.payload import MAX_FAULTS, MAX_ROWS, Rows
@@ -365,6 +366,17 @@ def test_a_token_made_in_the_place_of_a_lost_one_is_told(monkeypatch: pytest.Mon
     service._replace(service.Wish("x"), Deployed("x", 2, "", "", 1000), tmp_path, lines.append)
     words = " ".join(lines).split()
     assert sent[0].token_digest in map(token_digest, words)
+
+
+def test_a_service_too_busy_to_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bishop_ray.serving import deployment
+
+    handle = Mock()
+    handle.deployed.remote.return_value.result.side_effect = TimeoutError
+    monkeypatch.setattr(deployment, "healthy", lambda name: True)
+    monkeypatch.setattr("ray.serve.get_app_handle", lambda name: handle)
+    with pytest.raises(SourceUnavailable, match="the service of x runs, but does not say its version: TimeoutError"):
+        deployment.running("x")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"address": "x", "host": "h", "port": "no", "access": {}}', "{}"])

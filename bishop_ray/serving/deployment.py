@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve._private.common import ReplicaState
 from ray.serve.exceptions import RayServeException
 from ray.util import get_node_ip_address
@@ -112,11 +113,19 @@ def deploy(deployed: Deployed, replicas: int, cpus: float) -> None:
 
 
 def running(name: str) -> Deployed | None:
-    """What serves a model on this Ray at the moment; None when nothing does."""
+    """What serves a model on this Ray at the moment; None when nothing does.
+
+    Raises:
+        SourceUnavailable: It does not say, as when more requests wait than it can take.
+    """
     if not healthy(name):
         return None
     handle = serve.get_app_handle(app_name(name))
-    found = handle.deployed.remote().result(timeout_s=60)
+    try:
+        found = handle.deployed.remote().result(timeout_s=60)
+    except (TimeoutError, RayServeException, RayError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise SourceUnavailable(f"the service of {name} runs, but does not say its version: {reason}") from error
     return found if isinstance(found, Deployed) else None
 
 
