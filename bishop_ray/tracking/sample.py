@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bishop_ray.data.columns import canonical_text, to_numbers
-from bishop_ray.data.target import Units
+from bishop_ray.data.units import Units
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.evidence import Evidence, Validation
 from bishop_ray.training.paired import Scored
