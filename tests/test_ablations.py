@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from sklearn.ensemble import RandomForestClassifier
 
 from bishop_ray import ablate_cli, paper
+from bishop_ray.ablations import told
 from bishop_ray.ablations.base import base_params, given_values, settings_of
 from bishop_ray.ablations.changes import forest_importance, removed, rotated, rotation, without
 from bishop_ray.ablations.records import COMPLETE, FAILED, Records, RunRecord
@@ -24,8 +26,9 @@ from bishop_ray.ablations.settings import ABLATIONS, Change, Setting, chosen
 from bishop_ray.ablations.summary import curve_rows, run_rows, table
 from bishop_ray.config import Params, StudyConfig
 from bishop_ray.data.preprocess import Preprocessor
+from bishop_ray.data.roles import Roles
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import DatasetRef
+from bishop_ray.data.suites import DatasetRef, embedded_ref
 from bishop_ray.data.table import TableSpec, TaskType
 from bishop_ray.errors import BadTable, UserError
 from bishop_ray.models.bishop.block import BiSHopModule, CellMLP
@@ -33,6 +36,7 @@ from bishop_ray.models.bishop.decoder import LinearReadout
 from bishop_ray.models.bishop.model import BiSHop
 from bishop_ray.models.embeddings import PiecewiseLinear
 from bishop_ray.models.random_forest import RandomForest
+from bishop_ray.tuning.prepare import load, prepare
 
 SPACE = str(Path(__file__).with_name("tiny_space.yaml"))
 SPEC = TableSpec(TaskType.BINARY, 3, (4, 5), 2)
@@ -386,3 +390,17 @@ def test_bad_input_is_one_clear_line(
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "home").exists(), "nothing half-written"
+
+
+@pytest.mark.parametrize(("roles", "tag"), [(Roles(), None), (Roles(balance=True), "balance yes")])
+def test_mlflow_is_told_the_roles_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roles: Roles, tag: str | None
+) -> None:
+    sender = Mock()
+    monkeypatch.setattr(told, "AblationRuns", sender)
+    study = StudyConfig(
+        replace(embedded_ref("iris"), roles=roles), "xgboost", "xgboost", 1, 1, metric="accuracy",
+        split=SplitProtocol((0.7, 0.2, 0.1)),
+    )  # fmt: skip
+    told.Told(study, "components", Records(tmp_path, {}), prepare(load(study)), {})
+    assert sender.call_args.args[-1].get("roles") == tag

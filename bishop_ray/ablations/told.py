@@ -38,7 +38,8 @@ class Told:
             "data_hash": prepared.fingerprint,
             "rows": "/".join(map(str, prepared.rows)),
         }
-        self._runs = AblationRuns(study.tracking_uri, experiment(name), records.identity, tags | environment())
+        tags |= study.ref.roles.tag() | environment()
+        self._runs = AblationRuns(study.tracking_uri, experiment(name), records.identity, tags)
 
     def send(self, records: Iterable[RunRecord], last: bool = False) -> None:
         """Sends runs; nothing is raised. After a failure only the `last` call tries again."""
