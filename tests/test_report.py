@@ -26,7 +26,7 @@ from bishop_ray.reporting.build import Written, make_report
 from bishop_ray.reporting.collect import Selection
 from bishop_ray.reporting.honesty import interval
 from bishop_ray.reporting.outcome_figures import reliability
-from bishop_ray.reporting.paper import paper_dataset, paper_score
+from bishop_ray.reporting.paper import differences, paper_dataset, paper_score
 from bishop_ray.reporting.records import Ablation, Predictions
 from bishop_ray.reporting.search_figures import best_over_trials, survival
 from bishop_ray.reporting.tables import cost_table, optimism_table, ranks_table, results_table
@@ -83,6 +83,12 @@ def test_no_figure_of_the_paper_for_another_metric_or_dataset() -> None:
     notes = results_table([record(dataset="iris")]).notes
     assert not any("paper" in note for note in notes)
     assert any("Split: 70" in note for note in results_table([record()]).notes)
+
+
+def test_rows_with_roles_are_not_the_papers_protocol() -> None:
+    plain, timed = record(), record(tags={"roles": "time 'day'"})
+    assert not any("rows with" in note for note in differences([plain]))
+    assert [note for note in differences([plain, timed]) if "rows with time 'day', which the paper's protocol" in note]
 
 
 def test_datasets_of_the_papers_tables() -> None:

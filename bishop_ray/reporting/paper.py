@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from bishop_ray.data.roles import ROLES
 from bishop_ray.data.suites import path_part
 from bishop_ray.paper import SCALE, PaperTable, table
 from bishop_ray.reporting.records import Study
@@ -91,4 +92,10 @@ def differences(studies: list[Study]) -> tuple[str, ...]:
     small = any(study.tags.get("search_space", "").endswith("_small") for study in studies if study.model == "bishop")
     if numbers and small:
         notes.append("Search space of BiSHop: bishop_small, sizes that CPUs train, not the paper's.")
+    if numbers:
+        notes += [
+            f"{study.name}: rows with {roles}, which the paper's protocol has not: its scores do not compare."
+            for study in studies
+            if (roles := study.tags.get(ROLES, "")) and paper_score(study) is not None
+        ]
     return (*COMMON, *notes) if numbers else ()
