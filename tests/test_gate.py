@@ -20,9 +20,11 @@ from bishop_ray.data.raw import make_raw
 from bishop_ray.data.table import TaskType
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking import gate
-from bishop_ray.tracking.evidence import FOLDER, Evidence
+from bishop_ray.tracking.evidence import FOLDER, Evidence, Validation
 from bishop_ray.tracking.gate_server import check
-from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, write_sample
+from bishop_ray.tracking.holdout import score_file
+from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, read_validation, write_sample
+from bishop_ray.training.paired import Scored, paired_bootstrap
 
 RAW = make_table(TaskType.BINARY, rows=100, with_missing=True)
 
@@ -142,3 +144,19 @@ def test_a_model_that_cannot_predict_a_case_is_told(version: Path, tmp_path: Pat
     facts["cases"][4]["error"] = "ValueError: no"
     (version / FOLDER / "gate.json").write_text(json.dumps(facts))
     assert check(version)["failure"].endswith("could not predict it where it was trained: ValueError: no")
+
+
+@pytest.mark.parametrize("metric", ["rmse", "neg_mean_absolute_percentage_error"])
+def test_metrics_that_count_from_zero_survive_storing_and_a_holdout_file(metric: str, tmp_path: Path) -> None:
+    raw = make_table(TaskType.REGRESSION, rows=80)
+    predictor = make_predictor(raw)
+    y, output = predictor.target.encode(raw.target), predictor.output(raw.frame)
+    ours = Scored(y, output, predictor.target.units)
+    folder = tmp_path / FOLDER
+    write_sample(folder, predictor, Evidence(raw.frame, validation=Validation("rows", ours)))
+    found = read_validation(folder)
+    assert found is not None
+    raw.frame.assign(y=raw.target).to_csv(tmp_path / "march.csv", index=False)
+    for theirs in (found.scored, score_file(predictor, tmp_path / "march.csv")):
+        difference = paired_bootstrap(metric, TaskType.REGRESSION, ours, theirs, resamples=20)
+        assert difference.second == pytest.approx(difference.first, rel=1e-4)

@@ -45,7 +45,7 @@ def score_file(predictor: Predictor, file: Path) -> Scored:
         raise BadTable(f"--holdout {file}: expected rows with a value of the target {target.name!r}; found none")
     if lost:
         logger.warning("%s: left out %d rows without a target (%r)", file, lost, target.name)
-    return Scored(np.concatenate(parts), np.concatenate(outputs), target.scale)
+    return Scored(np.concatenate(parts), np.concatenate(outputs), target.units)
 
 
 def _batches(predictor: Predictor, file: Path) -> Iterator[Batch]:

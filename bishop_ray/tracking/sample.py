@@ -8,7 +8,7 @@ validation rows. Nothing in it is pickled. Letters: R rows, K outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bishop_ray.data.columns import canonical_text, to_numbers
+from bishop_ray.data.target import Units
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.evidence import Evidence, Validation
 from bishop_ray.training.paired import Scored
@@ -127,7 +128,7 @@ def read_validation(folder: Path) -> Validation | None:
     try:
         key = str(json.loads((folder / FACTS).read_text("utf-8"))["validation"])
         with np.load(folder / VALIDATION, allow_pickle=False) as found:
-            scored = Scored(found["y"], found["output"], float(found["scale"]))
+            scored = Scored(found["y"], found["output"], _units(found))
     except (LookupError, TypeError, ValueError, OSError, EOFError) as error:
         raise UserError(f"its stored validation predictions are damaged ({type(error).__name__})") from None
     return Validation(key, scored)
@@ -141,7 +142,15 @@ def kept_rows(scored: Scored) -> Scored:
 
 def _write_validation(folder: Path, scored: Scored) -> None:
     kept = kept_rows(scored)
-    np.savez_compressed(folder / VALIDATION, y=kept.y, output=kept.output, scale=np.float64(kept.scale))
+    center = {"center": np.float64(kept.scale.center)} if isinstance(kept.scale, Units) else {}
+    arrays = {"y": kept.y, "output": kept.output, "scale": np.float64(kept.scale), **center}
+    np.savez_compressed(folder / VALIDATION, **arrays)
+
+
+def _units(found: Mapping[str, NDArray[Any]]) -> float:
+    """Some metrics count from zero and need the target's centre; files of earlier versions lack it."""
+    scale = float(found["scale"])
+    return Units(scale, float(found["center"])) if "center" in found else scale
 
 
 def _some(count: int, most: int) -> NDArray[np.int64]:
