@@ -92,7 +92,7 @@ def _read(predictor: Predictor, file: Path, target: str) -> tuple[pd.DataFrame, 
     """The rows as the model reads them, and their targets if a column is named; those without one are left out."""
     import pandas as pd
 
-    from bishop_ray.data.batches import level_text, read_batches
+    from bishop_ray.data.batches import read_batches, target_values
     from bishop_ray.predictor import label_texts
 
     keep = [target] if target else []
@@ -104,13 +104,11 @@ def _read(predictor: Predictor, file: Path, target: str) -> tuple[pd.DataFrame, 
     frame = pd.concat([batch.frame for batch in batches], ignore_index=True)
     if not target:
         return frame, None
-    values = pd.concat([batch.kept.column(target).to_pandas() for batch in batches], ignore_index=True)
-    known = values.notna() & (values.astype(str).str.strip() != "")
-    frame, values = frame[known].reset_index(drop=True), values[known].reset_index(drop=True)
-    if predictor.task.is_classification:
-        labels = label_texts(predictor)
-        values = values.map(lambda value: level_text(value, labels) if isinstance(value, str) else value)
-    return frame, values
+    labels = frozenset(label_texts(predictor))
+    parts = [target_values(file, batch.kept.column(target).to_pandas(), labels) for batch in batches]
+    values = pd.concat(parts, ignore_index=True)
+    known = values.notna()
+    return frame[known].reset_index(drop=True), values[known].reset_index(drop=True)
 
 
 def _table(found: Explanation) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking import StudyTracker, register_best
+from bishop_ray.tracking.holdout import score_file
 
 pytest_plugins = ("tracking_fixtures",)
 RAW = make_table(TaskType.BINARY, rows=60, with_missing=True)
@@ -61,6 +62,18 @@ def test_labels_in_a_text_file_mean_those_of_training(tmp_path: Path) -> None:
         saved = make_predictor(raw).save(tmp_path / "model")
         RAW.frame.assign(y=written * 30).to_csv(tmp_path / "rows.csv", index=False)
         assert run(saved, tmp_path / "rows.csv", "--folder", "--target", "y", "--repeats", 1) == 0
+
+
+@pytest.mark.parametrize("task", list(TaskType))
+def test_what_a_text_file_has_for_missing_is_no_target(task: TaskType, tmp_path: Path) -> None:
+    """As training reads it, here and in a hold-out file."""
+    raw = make_table(task, rows=60)
+    predictor, target = make_predictor(raw), raw.target.astype(object)
+    target[[3, 4, 5, 6]] = ["NA", "nan", None, " "]
+    raw.frame.assign(y=target).to_csv(tmp_path / "rows.csv", index=False)
+    assert len(score_file(predictor, tmp_path / "rows.csv")) == 56
+    saved = predictor.save(tmp_path / "model")
+    assert run(saved, tmp_path / "rows.csv", "--folder", "--target", "y", "--repeats", 1) == 0
 
 
 @pytest.mark.slow
