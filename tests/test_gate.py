@@ -23,7 +23,7 @@ from bishop_ray.tracking import gate
 from bishop_ray.tracking.evidence import FOLDER, Evidence, Validation
 from bishop_ray.tracking.gate_server import check
 from bishop_ray.tracking.holdout import score_file
-from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, read_validation, write_sample
+from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, read_validation, seconds_of, write_sample
 from bishop_ray.training.paired import Scored, paired_bootstrap
 
 RAW = make_table(TaskType.BINARY, rows=100, with_missing=True)
@@ -160,3 +160,15 @@ def test_metrics_that_count_from_zero_survive_storing_and_a_holdout_file(metric:
     for theirs in (found.scored, score_file(predictor, tmp_path / "march.csv")):
         difference = paired_bootstrap(metric, TaskType.REGRESSION, ours, theirs, resamples=20)
         assert difference.second == pytest.approx(difference.first, rel=1e-4)
+
+
+def test_a_model_that_is_slow_here_may_be_slow_there(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = json.loads((version / FOLDER / "gate.json").read_text())
+    assert 0 < facts["seconds"] == seconds_of(version / FOLDER) < 60
+    monkeypatch.setattr(gate, "SECONDS", 0.0)
+    for told, found in ((0, 0.0), (float("nan"), 0.0), ("x", 0.0), (1e9, 1800.0)):
+        (version / FOLDER / "gate.json").write_text(json.dumps(facts | {"seconds": told}))
+        assert seconds_of(version / FOLDER) == found
+    assert gate.check_files(version).failure == "", "half an hour of its own would be time enough"
+    (version / FOLDER / "gate.json").write_text(json.dumps(facts | {"seconds": 0}))
+    assert gate.check_files(version).failure == "no answer within 0 s"
