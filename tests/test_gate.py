@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import os
 import shutil
@@ -172,3 +173,27 @@ def test_a_model_that_is_slow_here_may_be_slow_there(version: Path, monkeypatch:
     assert gate.check_files(version).failure == "", "half an hour of its own would be time enough"
     (version / FOLDER / "gate.json").write_text(json.dumps(facts | {"seconds": 0}))
     assert gate.check_files(version).failure == "no answer within 0 s"
+
+
+def test_an_interrupted_check_leaves_no_answer_to_the_next_one(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(server: gate._Server, until: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate._Server, "_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gate.check_files(version / "none")
+    assert gate.check_files(version).failure == ""
+
+
+def test_a_process_with_many_open_files_is_answered(version: Path) -> None:
+    gate.get_ready()
+    process = gate._server[0]._process
+    assert process.stdout is not None
+    try:
+        high = fcntl.fcntl(process.stdout.fileno(), fcntl.F_DUPFD, 1100)
+    except OSError:
+        pytest.skip("a process may have 1,024 open files at most here")
+    process.stdout.close()
+    process.stdout = os.fdopen(high, "rb", buffering=0)
+    assert gate.check_files(version).failure == ""

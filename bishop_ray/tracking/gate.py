@@ -91,17 +91,25 @@ class _Server:
             TimeoutError: None came in time; the process is ended.
         """
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps([str(folder), seconds]).encode() + b"\n")
             self._process.stdin.flush()
+            return self._answer(until)
         except BrokenPipeError:
             return None
+        except BaseException:  # also Ctrl-C: its answer must not be taken for that to the next question
+            self.kill()
+            raise
+
+    def _answer(self, until: float) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        source = self._process.stdout.fileno()
+        waiting = select.poll()  # not select(), which fails where a process has many files open
+        waiting.register(source, select.POLLIN)
         while b"\n" not in self._rest:
-            if not select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-                self.kill()
+            if not waiting.poll(max(0.0, until - time.monotonic()) * 1000):
                 raise TimeoutError
-            part = os.read(self._process.stdout.fileno(), 65536)
+            part = os.read(source, 65536)
             if not part:
                 return None
             self._rest += part
