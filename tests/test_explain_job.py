@@ -89,6 +89,22 @@ def test_a_registered_model_is_explained(
     assert "20 of 50 rows" in capsys.readouterr().out
 
 
+def test_a_check_that_cannot_be_made_has_no_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = make_table(TaskType.REGRESSION, n_num=2, n_cat=1, rows=40)
+    saved = make_predictor(raw).save(tmp_path / "model")
+    raw.frame.to_csv(tmp_path / "rows.csv", index=False)
+    assert run(saved, tmp_path / "rows.csv", "--folder", "--repeats", 1) == 0
+    said = capsys.readouterr().out.partition("attention against permutation: ")[2]
+    assert said == "cannot tell\n  the check needs 4 columns and 2 rows\n"
+    pd.concat([RAW.frame.iloc[:1]] * 3).to_csv(tmp_path / "rows.csv", index=False)
+    assert run(make_predictor(RAW).save(tmp_path / "model"), tmp_path / "rows.csv", "--folder", "--repeats", 2) == 0
+    said = capsys.readouterr().out.partition("attention against permutation: ")[2]
+    assert "nan" not in said
+    assert said.startswith("cannot tell\n  rank correlation undefined, all columns have the same")
+
+
 def test_mistakes_are_told_and_nothing_is_written(folder: Path, tmp_path: Path) -> None:
     file, output = tmp_path / "rows.csv", tmp_path / "out.csv"
     ROWS.frame.to_csv(file, index=False)
@@ -103,6 +119,9 @@ def test_mistakes_are_told_and_nothing_is_written(folder: Path, tmp_path: Path) 
         with pytest.raises(UserError, match=message) as said:
             run(folder, *words, "--folder", *flags)
         assert "\n" not in str(said.value)
+    ROWS.frame.assign(label=None).to_csv(file, index=False)
+    with pytest.raises(UserError, match=r"rows.csv: expected rows with a value of the target 'label'; found none"):
+        run(folder, file, "--folder", "--target", "label")
     ROWS.frame.head(0).to_csv(file, index=False)
     with pytest.raises(UserError, match=r"rows.csv: explain: expected rows"):
         run(folder, file, "--folder")
