@@ -89,9 +89,7 @@ def test_a_registered_model_is_explained(
     assert "20 of 50 rows" in capsys.readouterr().out
 
 
-def test_a_check_that_cannot_be_made_has_no_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_cannot_be_made_has_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = make_table(TaskType.REGRESSION, n_num=2, n_cat=1, rows=40)
     saved = make_predictor(raw).save(tmp_path / "model")
     raw.frame.to_csv(tmp_path / "rows.csv", index=False)
