@@ -6,6 +6,7 @@ Nothing heavy is imported before it is needed: ``--help`` answers at once.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def _read(predictor: Predictor, file: Path, target: str) -> tuple[pd.DataFrame, 
     """The rows as the model reads them, and their targets if a column is named; those without one are left out."""
     import pandas as pd
 
-    from bishop_ray.data.batches import level_text, read_batches
+    from bishop_ray.data.batches import read_batches, target_values
     from bishop_ray.predictor import label_texts
 
     keep = [target] if target else []
@@ -104,13 +105,13 @@ def _read(predictor: Predictor, file: Path, target: str) -> tuple[pd.DataFrame, 
     frame = pd.concat([batch.frame for batch in batches], ignore_index=True)
     if not target:
         return frame, None
-    values = pd.concat([batch.kept.column(target).to_pandas() for batch in batches], ignore_index=True)
-    known = values.notna() & (values.astype(str).str.strip() != "")
-    frame, values = frame[known].reset_index(drop=True), values[known].reset_index(drop=True)
-    if predictor.task.is_classification:
-        labels = label_texts(predictor)
-        values = values.map(lambda value: level_text(value, labels) if isinstance(value, str) else value)
-    return frame, values
+    labels = frozenset(label_texts(predictor))
+    parts = [target_values(file, batch.kept.column(target).to_pandas(), labels) for batch in batches]
+    values = pd.concat(parts, ignore_index=True)
+    known = values.notna()
+    if len(values) and not known.any():
+        raise BadTable(f"--target: {file}: expected rows with a value of the target {target!r}; found none")
+    return frame[known].reset_index(drop=True), values[known].reset_index(drop=True)
 
 
 def _table(found: Explanation) -> pd.DataFrame:
@@ -135,12 +136,18 @@ def _number(value: float) -> str:
 
 
 def _check_words(check: Faithfulness) -> str:
-    from bishop_ray.predictor.faithfulness import CORRELATION, WINS
+    from bishop_ray.predictor.faithfulness import CORRELATION, LEAST_COLUMNS, WINS
 
+    verdict = f"attention against permutation: {check.verdict}"
+    if math.isnan(check.wins):
+        return f"{verdict}\n  the check needs {LEAST_COLUMNS} columns and 2 rows"
+    rank = f"{check.correlation:.2f}"
+    if math.isnan(check.correlation):
+        rank = "undefined, all columns have the same attention or the same importance"
     wins, needed = f"{100 * check.wins:.0f} %", f"{100 * WINS:.0f} %"
     return (
-        f"attention against permutation: {check.verdict}\n"
-        f"  rank correlation {check.correlation:.2f} (agrees from {CORRELATION})\n"
+        f"{verdict}\n"
+        f"  rank correlation {rank} (agrees from {CORRELATION})\n"
         f"  the {check.k} columns with most attention change the output by {check.top_change:.4f}, as many random ones "
         f"by {check.random_change:.4f}: more than {wins} of random sets (agrees from {needed})"
     )

@@ -18,7 +18,8 @@ from bishop_ray import cli, models_cli
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tracking import Evidence, StudyTracker, Validation, register_best
-from bishop_ray.tracking.aliases import moves, versions_before
+from bishop_ray.tracking.aliases import move_alias, moves, versions_before
+from bishop_ray.tracking.versions import list_versions
 from bishop_ray.training.paired import Scored
 
 pytest_plugins = ("tracking_fixtures",)
@@ -179,6 +180,21 @@ def test_holdout_decides_by_the_files_rows(place: str, tmp_path: Path, capsys: p
     with pytest.raises(UserError, match=r"none\.csv"):
         command("promote", NAME, "--version", "3", "--holdout", str(tmp_path / "none.csv"))
     assert aliases(place)["champion"] == 2
+
+
+def test_versions_and_reasons_may_be_many(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More versions than a server hands out at once, and a reason that would be too long for a tag as ASCII."""
+    monkeypatch.setattr("bishop_ray.tracking.aliases.PAGE", 1)
+    assert len(list_versions(NAME, place)) == 4
+    client = MlflowClient(place)
+    move_alias(client, NAME, "champion", "1", "\N{CYRILLIC SMALL LETTER ZHE}" * 1000)
+    model = client.get_registered_model(NAME)
+    assert max(map(len, model.tags.values())) < 5000
+    assert moves(model, "champion")[-1].reason == "\N{CYRILLIC SMALL LETTER ZHE}" * 1000
+    assert command("rollback", NAME) == 0
+    assert aliases(place)["champion"] == 3
+    assert command("promote", NAME, "--version", "1", "--force") == 0
+    assert aliases(place)["champion"] == 1
 
 
 def test_the_list(place: str, capsys: pytest.CaptureFixture[str]) -> None:

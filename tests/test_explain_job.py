@@ -16,6 +16,7 @@ from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking import StudyTracker, register_best
+from bishop_ray.tracking.holdout import score_file
 
 pytest_plugins = ("tracking_fixtures",)
 RAW = make_table(TaskType.BINARY, rows=60, with_missing=True)
@@ -63,6 +64,18 @@ def test_labels_in_a_text_file_mean_those_of_training(tmp_path: Path) -> None:
         assert run(saved, tmp_path / "rows.csv", "--folder", "--target", "y", "--repeats", 1) == 0
 
 
+@pytest.mark.parametrize("task", list(TaskType))
+def test_what_a_text_file_has_for_missing_is_no_target(task: TaskType, tmp_path: Path) -> None:
+    """As training reads it, here and in a hold-out file."""
+    raw = make_table(task, rows=60)
+    predictor, target = make_predictor(raw), raw.target.astype(object)
+    target[[3, 4, 5, 6]] = ["NA", "nan", None, " "]
+    raw.frame.assign(y=target).to_csv(tmp_path / "rows.csv", index=False)
+    assert len(score_file(predictor, tmp_path / "rows.csv")) == 56
+    saved = predictor.save(tmp_path / "model")
+    assert run(saved, tmp_path / "rows.csv", "--folder", "--target", "y", "--repeats", 1) == 0
+
+
 @pytest.mark.slow
 def test_a_registered_model_is_explained(
     uri: str, tracker_of: Callable[..., StudyTracker], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -74,6 +87,20 @@ def test_a_registered_model_is_explained(
     ROWS.frame.to_csv(tmp_path / "rows.csv", index=False)
     assert run("wine", tmp_path / "rows.csv", "--tracking-uri", uri, "--repeats", 1, "--max-rows", 20) == 0
     assert "20 of 50 rows" in capsys.readouterr().out
+
+
+def test_a_check_that_cannot_be_made_has_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = make_table(TaskType.REGRESSION, n_num=2, n_cat=1, rows=40)
+    saved = make_predictor(raw).save(tmp_path / "model")
+    raw.frame.to_csv(tmp_path / "rows.csv", index=False)
+    assert run(saved, tmp_path / "rows.csv", "--folder", "--repeats", 1) == 0
+    said = capsys.readouterr().out.partition("attention against permutation: ")[2]
+    assert said == "cannot tell\n  the check needs 4 columns and 2 rows\n"
+    pd.concat([RAW.frame.iloc[:1]] * 3).to_csv(tmp_path / "rows.csv", index=False)
+    assert run(make_predictor(RAW).save(tmp_path / "model"), tmp_path / "rows.csv", "--folder", "--repeats", 2) == 0
+    said = capsys.readouterr().out.partition("attention against permutation: ")[2]
+    assert "nan" not in said
+    assert said.startswith("cannot tell\n  rank correlation undefined, all columns have the same")
 
 
 def test_mistakes_are_told_and_nothing_is_written(folder: Path, tmp_path: Path) -> None:
@@ -90,6 +117,9 @@ def test_mistakes_are_told_and_nothing_is_written(folder: Path, tmp_path: Path) 
         with pytest.raises(UserError, match=message) as said:
             run(folder, *words, "--folder", *flags)
         assert "\n" not in str(said.value)
+    ROWS.frame.assign(label=None).to_csv(file, index=False)
+    with pytest.raises(UserError, match=r"rows.csv: expected rows with a value of the target 'label'; found none"):
+        run(folder, file, "--folder", "--target", "label")
     ROWS.frame.head(0).to_csv(file, index=False)
     with pytest.raises(UserError, match=r"rows.csv: explain: expected rows"):
         run(folder, file, "--folder")

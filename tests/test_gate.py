@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import os
 import shutil
@@ -18,13 +19,12 @@ from test_predictor import make_predictor
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.raw import make_raw
 from bishop_ray.data.table import TaskType
-from bishop_ray.metrics import evaluate
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking import gate
 from bishop_ray.tracking.evidence import FOLDER, Evidence, Validation
 from bishop_ray.tracking.gate_server import check
 from bishop_ray.tracking.holdout import score_file
-from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, read_validation, write_sample
+from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, read_validation, seconds_of, write_sample
 from bishop_ray.training.paired import Scored, paired_bootstrap
 
 RAW = make_table(TaskType.BINARY, rows=100, with_missing=True)
@@ -148,16 +148,52 @@ def test_a_model_that_cannot_predict_a_case_is_told(version: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("metric", ["rmse", "neg_mean_absolute_percentage_error"])
-def test_what_compares_versions_knows_the_targets_centre(tmp_path: Path, metric: str) -> None:
-    raw = make_table(TaskType.REGRESSION, rows=60)
-    made = make_predictor(raw)
-    y, output = made.target.encode(raw.target), made.output(raw.frame)
-    evidence = Evidence(raw.frame, validation=Validation("rows", Scored(y, output, made.target.units)))
-    found = read_validation(stored(tmp_path / "artifacts", made, evidence) / FOLDER)
+def test_metrics_that_count_from_zero_survive_storing_and_a_holdout_file(metric: str, tmp_path: Path) -> None:
+    raw = make_table(TaskType.REGRESSION, rows=80)
+    predictor = make_predictor(raw)
+    y, output = predictor.target.encode(raw.target), predictor.output(raw.frame)
+    ours = Scored(y, output, predictor.target.units)
+    folder = tmp_path / FOLDER
+    write_sample(folder, predictor, Evidence(raw.frame, validation=Validation("rows", ours)))
+    found = read_validation(folder)
     assert found is not None
-    score = evaluate(metric, TaskType.REGRESSION, y, output, scale=made.target.units)
-    assert paired_bootstrap(metric, TaskType.REGRESSION, found.scored, found.scored).first == pytest.approx(score)
-    file = tmp_path / "holdout.csv"
-    raw.frame.assign(**{str(raw.target.name): raw.target}).to_csv(file, index=False)
-    of_file = score_file(made, file)
-    assert paired_bootstrap(metric, TaskType.REGRESSION, of_file, of_file).first == pytest.approx(score, rel=1e-4)
+    raw.frame.assign(y=raw.target).to_csv(tmp_path / "march.csv", index=False)
+    for theirs in (found.scored, score_file(predictor, tmp_path / "march.csv")):
+        difference = paired_bootstrap(metric, TaskType.REGRESSION, ours, theirs, resamples=20)
+        assert difference.second == pytest.approx(difference.first, rel=1e-4)
+
+
+def test_a_model_that_is_slow_here_may_be_slow_there(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = json.loads((version / FOLDER / "gate.json").read_text())
+    assert 0 < facts["seconds"] == seconds_of(version / FOLDER) < 60
+    monkeypatch.setattr(gate, "SECONDS", 0.0)
+    for told, found in ((0, 0.0), (float("nan"), 0.0), ("x", 0.0), (1e9, 1800.0)):
+        (version / FOLDER / "gate.json").write_text(json.dumps(facts | {"seconds": told}))
+        assert seconds_of(version / FOLDER) == found
+    assert gate.check_files(version).failure == "", "half an hour of its own would be time enough"
+    (version / FOLDER / "gate.json").write_text(json.dumps(facts | {"seconds": 0}))
+    assert gate.check_files(version).failure == "no answer within 0 s"
+
+
+def test_an_interrupted_check_leaves_no_answer_to_the_next_one(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(server: gate._Server, until: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate._Server, "_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gate.check_files(version / "none")
+    assert gate.check_files(version).failure == ""
+
+
+def test_a_process_with_many_open_files_is_answered(version: Path) -> None:
+    gate.get_ready()
+    process = gate._server[0]._process
+    assert process.stdout is not None
+    try:
+        high = fcntl.fcntl(process.stdout.fileno(), fcntl.F_DUPFD, 1100)
+    except OSError:
+        pytest.skip("a process may have 1,024 open files at most here")
+    process.stdout.close()
+    process.stdout = os.fdopen(high, "rb", buffering=0)
+    assert gate.check_files(version).failure == ""

@@ -22,7 +22,7 @@ from bishop_ray import load
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.predictor import Predictor
-from bishop_ray.tracking import RegisteredModel, StudyTracker, load_best, register_best
+from bishop_ray.tracking import RegisteredModel, StudyTracker, guards, load_best, register_best
 
 pytest_plugins = ("tracking_fixtures",)
 RAW = make_table(TaskType.BINARY, rows=60, with_missing=True)
@@ -254,3 +254,13 @@ def test_regression_loads_through_pyfunc_here(
     model = mlflow.pyfunc.load_model(made.uri)
     pd.testing.assert_series_equal(model.predict(raw.frame), predictor.predict(raw.frame))
     assert isinstance(load_best("diabetes", uri=uri), Predictor)
+
+
+def test_a_turn_that_never_comes_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "LONGEST_WAIT", 0.1)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    said = pytest.raises(UserError, match=r"mlflow\.db\.registry\.lock: another process has been registering")
+    with guards.one_at_a_time(uri), said, guards.one_at_a_time(uri):
+        pass
+    with guards.one_at_a_time(uri):
+        pass

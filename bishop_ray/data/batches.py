@@ -25,6 +25,12 @@ Schema = Sequence[tuple[str, str]]
 _BUFFER = 1 << 20
 """Bytes of a Parquet column that are read at a time; without, a row group is read whole, and a file may be one."""
 
+MISSING = frozenset(
+    ("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL",
+     "NaN", "None", "n/a", "nan", "null")
+)  # fmt: skip
+"""Texts that pandas reads as missing (``read_csv``, `na_values`)."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -79,6 +85,24 @@ def level_text(text: str, levels: Sequence[str] | frozenset[str]) -> str:
         return number
     truth = text.strip().capitalize()
     return truth if truth in ("True", "False") and truth in levels else text
+
+
+def target_values(file: Path, values: pd.Series, labels: frozenset[str]) -> pd.Series:
+    """(R,) values of the target in `file`, as `Batch.kept` has them; None where a row has none.
+
+    Args:
+        file: In text files a text that pandas reads as missing, as it did for training, is no value.
+        values: As they are in the file.
+        labels: Texts of the classes, empty for a regression.
+    """
+    absent = frozenset() if file.name.lower().endswith(".parquet") else MISSING - labels
+
+    def read(value: object) -> object:
+        if not (canonical_text(value) or "").strip() or (isinstance(value, str) and value in absent):
+            return None
+        return level_text(value, labels) if labels and isinstance(value, str) else value
+
+    return pd.Series([read(value) for value in values], dtype=object, name=values.name)
 
 
 def _level_number(text: str) -> str:

@@ -13,12 +13,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from bishop_ray.tracking.names import clean
+from bishop_ray.tracking.store import quoted
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import RegisteredModel
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
     from mlflow.tracking import MlflowClient
 
 CHAMPION, CHALLENGER = "champion", "challenger"
+PAGE = 1000
+"""Models or versions that a server is asked for at a time."""
 _LONGEST = 1000
 """Characters of a reason; databases hold 5,000 of a tag."""
 
@@ -56,9 +59,9 @@ def move_alias(client: MlflowClient, name: str, alias: str, version: str, reason
     move = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "from": before, "to": version}
     move |= {"reason": clean(reason)[:_LONGEST]}
     number = len([key for key in model.tags if key.startswith(_key(alias))])
-    client.set_registered_model_tag(
-        name, f"{_key(alias)}{number:06d}", json.dumps(move | ({"back": 1} if back else {}))
-    )
+    # Not as ASCII: a letter would become six, and a long reason too long for a tag.
+    text = json.dumps(move | ({"back": 1} if back else {}), ensure_ascii=False)
+    client.set_registered_model_tag(name, f"{_key(alias)}{number:06d}", text)
 
 
 def moves(model: RegisteredModel, alias: str) -> list[Move]:
@@ -91,6 +94,30 @@ def versions_before(model: RegisteredModel, alias: str) -> list[str]:
 def holder(client: MlflowClient, name: str, alias: str) -> str:
     """The version behind the alias now, "" for none."""
     return _holder(client.get_registered_model(name), alias)
+
+
+def all_versions(client: MlflowClient, name: str) -> list[ModelVersion]:
+    """All versions of a registered model, however many."""
+    found: list[ModelVersion] = []
+    token = None
+    while True:
+        page = client.search_model_versions(f"name = {quoted(name)}", max_results=PAGE, page_token=token)
+        found += list(page)
+        token = page.token
+        if not token:
+            return found
+
+
+def all_models(client: MlflowClient) -> list[RegisteredModel]:
+    """All registered models."""
+    found: list[RegisteredModel] = []
+    token = None
+    while True:
+        page = client.search_registered_models(max_results=PAGE, page_token=token)
+        found += list(page)
+        token = page.token
+        if not token:
+            return found
 
 
 def _holder(model: RegisteredModel, alias: str) -> str:

@@ -22,10 +22,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
+from bishop_ray.tracking.evidence import FOLDER
 from bishop_ray.tracking.loading import fetch
 
 SECONDS = 300.0
-"""Longest check of one model, the start of the process included."""
+"""Longest check of one model, the start of the process included, unless its training side took long as well."""
+SLOWER = 5.0
+"""Times as long as the training side a check may take: of foundation models, on a CPU, every prediction is minutes."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,24 +79,37 @@ class _Server:
         """Whether it may be asked."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def ask(self, folder: Path, until: float) -> dict[str, Any] | None:
+    def ask(self, folder: Path, seconds: float, until: float) -> dict[str, Any] | None:
         """The answer; None where it ended by itself without one.
+
+        Args:
+            folder: See `check_files`.
+            seconds: Longest check.
+            until: By `time.monotonic`, when it is given up.
 
         Raises:
             TimeoutError: None came in time; the process is ended.
         """
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(str(folder)).encode() + b"\n")
+            self._process.stdin.write(json.dumps([str(folder), seconds]).encode() + b"\n")
             self._process.stdin.flush()
+            return self._answer(until)
         except BrokenPipeError:
             return None
+        except BaseException:  # also Ctrl-C: its answer must not be taken for that to the next question
+            self.kill()
+            raise
+
+    def _answer(self, until: float) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        source = self._process.stdout.fileno()
+        waiting = select.poll()  # not select(), which fails where a process has many files open
+        waiting.register(source, select.POLLIN)
         while b"\n" not in self._rest:
-            if not select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-                self.kill()
+            if not waiting.poll(max(0.0, until - time.monotonic()) * 1000):
                 raise TimeoutError
-            part = os.read(self._process.stdout.fileno(), 65536)
+            part = os.read(source, 65536)
             if not part:
                 return None
             self._rest += part
@@ -131,19 +147,23 @@ def get_ready() -> None:
         _running()
 
 
-def check_files(folder: Path, seconds: float = SECONDS) -> GateResult:
+def check_files(folder: Path, seconds: float | None = None) -> GateResult:
     """Loads the files of a version in a fresh process and compares their answers with the stored ones.
 
     Args:
         folder: A copy of the version's artifacts: ``predictor`` and ``gate``.
-        seconds: Longest wait.
+        seconds: Longest wait; by default as `SECONDS` and `SLOWER` say.
     """
+    from bishop_ray.tracking.sample import seconds_of
+
     begun = time.monotonic()
+    if seconds is None:
+        seconds = SECONDS + SLOWER * seconds_of(folder / FOLDER)
     with _lock:
         for _ in range(2):  # one that was idle for long ends by itself, perhaps just now
             server = _running()
             try:
-                answer = server.ask(folder, begun + seconds)
+                answer = server.ask(folder, seconds, begun + seconds)
             except TimeoutError:
                 return GateResult(f"no answer within {seconds:.0f} s", seconds=time.monotonic() - begun)
             if answer is not None:

@@ -2,8 +2,9 @@
 
 Started as ``python -m bishop_ray.tracking.gate_server`` in no GPU's sight. It imports PyTorch once and forks for every
 request, so that each model is loaded by a process that has loaded nothing before, and whatever a library does there
-(leak, crash, never end) ends with it. A request is a line: the folder with ``predictor`` and ``gate``. The answer is a
-line of JSON: ``failure``, "" where all is well, ``cases`` and ``worst``, the largest difference found.
+(leak, crash, never end) ends with it. A request is a line of JSON: the folder with ``predictor`` and ``gate``, and how
+long the check may take in seconds. The answer is a line of JSON: ``failure``, "" where all is well, ``cases`` and
+``worst``, the largest difference found.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import numpy as np
 from bishop_ray.errors import UserError
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking.evidence import FOLDER
-from bishop_ray.tracking.gate import SECONDS
 from bishop_ray.tracking.sample import read_cases
 
 LAZY = "torch.fx.experimental.symbolic_shapes"
@@ -79,12 +79,12 @@ def _failed(reason: str) -> dict[str, Any]:
     return {"failure": " ".join(reason.split())[:500], "cases": 0, "worst": 0.0}
 
 
-def _in_a_fork(folder: Path) -> str:
+def _in_a_fork(folder: Path, seconds: float) -> str:
     """The answer's line, made by a process of its own."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        _answer_and_end(folder, write)
+        _answer_and_end(folder, seconds, write)
     os.close(write)
     with open(read, encoding="utf-8") as pipe:
         text = pipe.read()
@@ -94,10 +94,10 @@ def _in_a_fork(folder: Path) -> str:
     return text or json.dumps(_failed("loading it ended the process"))
 
 
-def _answer_and_end(folder: Path, write: int) -> NoReturn:
+def _answer_and_end(folder: Path, seconds: float, write: int) -> NoReturn:
     """In the fork: whatever happens, its copy of the loop below must never go on."""
     try:
-        signal.alarm(int(SECONDS) + 30)  # for a check whose asker was killed
+        signal.alarm(int(seconds) + 30)  # for a check whose asker was killed
         try:
             answer = check(folder)
         except BaseException as error:
@@ -121,7 +121,8 @@ def main() -> None:
             line = sys.stdin.readline()
             if not line:
                 break
-            answers.write(_in_a_fork(Path(json.loads(line))) + "\n")
+            folder, seconds = json.loads(line)
+            answers.write(_in_a_fork(Path(folder), seconds) + "\n")
             answers.flush()
         os.chdir("/")
 

@@ -11,6 +11,8 @@ from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import sqlite_path
 from bishop_ray.tracking.names import MAX_KEY
 
+LONGEST_WAIT = 3 * 3600.0
+"""Seconds for the others' turns in the registry; the gate of a slow model is minutes, and so is a large hold-out."""
 _REFUSED = {
     "INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE",
     "FEATURE_DISABLED",
@@ -39,16 +41,30 @@ def patient() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_at_a_time(uri: str) -> Iterator[None]:
-    """Two studies that end together must not both read the old champion; possible to ensure on one machine."""
+    """Two studies that end together must not both read the old champion; possible to ensure on one machine.
+
+    Raises:
+        UserError: Another process is at it for longer than `LONGEST_WAIT`.
+    """
     if not uri.startswith("sqlite:"):
         yield
         return
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
     path = sqlite_path(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.registry.lock", timeout=600):
+    lock = FileLock(f"{path}.registry.lock", timeout=LONGEST_WAIT)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"{lock.lock_file}: another process has been registering for {LONGEST_WAIT / 3600:g} hours; end it, or try "
+            "again later"
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def check_names(name: str, alias: str) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bishop_ray.data.batches import Batch, level_text, read_batches
-from bishop_ray.data.columns import canonical_text
+from bishop_ray.data.batches import Batch, read_batches, target_values
 from bishop_ray.errors import BadTable
 from bishop_ray.predictor import Predictor, label_texts
 from bishop_ray.training.paired import Scored
@@ -33,10 +32,8 @@ def score_file(predictor: Predictor, file: Path) -> Scored:
     labels = frozenset(label_texts(predictor))
     parts, outputs, lost = [], [], 0
     for batch in _batches(predictor, file):
-        values = batch.kept.column(target.name).to_pandas().reset_index(drop=True)
-        if labels:
-            values = values.map(lambda value: level_text(value, labels) if isinstance(value, str) else value)
-        known = np.array([bool((canonical_text(value) or "").strip()) for value in values], bool)
+        values = target_values(file, batch.kept.column(target.name).to_pandas(), labels)
+        known = values.notna().to_numpy()
         lost += int((~known).sum())
         if known.any():
             parts.append(target.encode(values[known].rename(target.name)))

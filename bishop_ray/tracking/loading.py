@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.tracking.address import tracking_uri
+from bishop_ray.tracking.aliases import all_models, all_versions
 from bishop_ray.tracking.guards import from_mlflow, patient
 from bishop_ray.tracking.roots import check_links, check_source, local_path
-from bishop_ray.tracking.store import as_user_error, open_client, quoted, reason
+from bishop_ray.tracking.store import as_user_error, open_client, reason
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -94,11 +95,11 @@ def resolve(client: MlflowClient, name: str, alias: str) -> str:
     Raises:
         UnknownName: No such model, alias or version.
     """
-    models = {str(m.name): m for m in client.search_registered_models(max_results=1000)}
+    models = {str(m.name): m for m in all_models(client)}
     if name not in models:
         raise UnknownName("registered model", name, models)
     aliases = {str(key): str(value) for key, value in models[name].aliases.items()}
-    versions = {str(v.version) for v in client.search_model_versions(f"name = {quoted(name)}", max_results=1000)}
+    versions = {str(v.version) for v in all_versions(client, name)}
     if alias.isdigit():
         if alias not in versions:
             raise UnknownName(f"version of {name}", alias, versions)

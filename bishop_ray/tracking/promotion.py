@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import tracking_uri
-from bishop_ray.tracking.aliases import CHALLENGER, CHAMPION, holder, move_alias, versions_before
+from bishop_ray.tracking.aliases import CHALLENGER, CHAMPION, all_versions, holder, move_alias, versions_before
 from bishop_ray.tracking.contest import compare_stored, task_of
 from bishop_ray.tracking.gate import check_version, get_ready
 from bishop_ray.tracking.guards import from_mlflow, one_at_a_time, patient
 from bishop_ray.tracking.loading import load_best, resolve
-from bishop_ray.tracking.store import as_user_error, open_client, quoted
+from bishop_ray.tracking.store import as_user_error, open_client
 from bishop_ray.training.paired import Difference, paired_bootstrap
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def rollback(name: str, *, alias: str = CHAMPION, force: bool = False, uri: str 
         line = versions_before(client.get_registered_model(name), alias)
         # Moved by other hands, or by a call that was killed before it wrote the history.
         line = line[:-1] if line and line[-1] == present else line
-        there = {str(v.version) for v in client.search_model_versions(f"name = {quoted(name)}", max_results=1000)}
+        there = {str(v.version) for v in all_versions(client, name)}
         before = next((version for version in reversed(line) if version in there and version != present), "")
         if not before:
             reason = f"{name} {alias} stays version {present}: no earlier version is in its history"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bishop_ray.errors import UserError
 from bishop_ray.tracking.address import public_uri, tracking_uri
-from bishop_ray.tracking.aliases import CHAMPION, holder
+from bishop_ray.tracking.aliases import CHAMPION, all_versions, holder
 from bishop_ray.tracking.environment import environment
 from bishop_ray.tracking.evidence import FOLDER, Evidence
 from bishop_ray.tracking.gate import get_ready
@@ -164,7 +164,7 @@ def _create_name(client: MlflowClient, name: str) -> None:
 
 def _same_version(client: MlflowClient, name: str, identity: Mapping[str, str]) -> ModelVersion | None:
     """The version that an earlier call for the same study and the same predictor made."""
-    for version in client.search_model_versions(f"name = {quoted(name)}", max_results=1000):
+    for version in all_versions(client, name):
         if all(version.tags.get(key) == value for key, value in identity.items()):
             return version
     return None

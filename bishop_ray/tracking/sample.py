@@ -8,6 +8,7 @@ validation rows. Nothing in it is pickled. Letters: R rows, K outputs.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ TOLERANCE = 1e-5
 """Of a probability, or of the standardised target (there also relative): CPU against CPU."""
 TRAINED_CPU, TRAINED_GPU = 1e-4, 2e-2
 """The same against what the training process itself said: another machine, other threads; a GPU, half precision."""
+MOST_SECONDS = 1800.0
 AS_TRAINED = "as trained"
 
 
@@ -79,18 +81,20 @@ def write_sample(folder: Path, predictor: Predictor, evidence: Evidence) -> None
         files["unseen.parquet"] = _with_unseen(rows, kinds, predictor.levels)
     for name, frame in files.items():
         pq.write_table(_as_table(frame, kinds), folder / name)
-    cases, outputs = [], {}
+    cases, outputs, begun = [], {}, time.monotonic()
     for i, case in enumerate(_cases(list(rows.columns), files)):
         try:
             outputs[str(i)] = np.asarray(predictor.output(case.frame(folder)), np.float64)
             cases.append(case)
         except Exception as error:  # of any library: such a model is registered too, and no alias points to it
             cases.append(Case(case.name, case.file, error=f"{type(error).__name__}: {error}"[:300]))
+    seconds = time.monotonic() - begun
     if evidence.trained is not None:
         outputs[str(len(cases))] = np.asarray(evidence.trained[picked], np.float64)
         cases.append(Case(AS_TRAINED, "rows.parquet", tolerance=TRAINED_GPU if evidence.on_gpu else TRAINED_CPU))
     np.savez(folder / OUTPUTS, **outputs)  # type: ignore[arg-type]
     facts: dict[str, Any] = {"format": FORMAT, "cases": [vars(case) for case in cases], "validation": ""}
+    facts["seconds"] = seconds
     if evidence.validation is not None:
         facts["validation"] = evidence.validation.key
         _write_validation(folder, evidence.validation.scored)
@@ -115,6 +119,15 @@ def read_cases(folder: Path) -> Iterator[tuple[Case, NDArray[np.float64] | None]
         raise UserError("it has no stored sample to be checked with") from None
     except (LookupError, TypeError, ValueError, OSError, EOFError) as error:
         raise UserError(f"its stored sample is damaged ({type(error).__name__})") from None
+
+
+def seconds_of(folder: Path) -> float:
+    """What predicting the cases took on the training side, half an hour at most; 0 where that cannot be read."""
+    try:
+        seconds = float(json.loads((folder / FACTS).read_text("utf-8"))["seconds"])
+    except (LookupError, TypeError, ValueError, OSError):
+        return 0.0
+    return seconds if 0 < seconds <= MOST_SECONDS else MOST_SECONDS * (seconds > MOST_SECONDS)
 
 
 def read_validation(folder: Path) -> Validation | None:
@@ -142,14 +155,13 @@ def kept_rows(scored: Scored) -> Scored:
 
 def _write_validation(folder: Path, scored: Scored) -> None:
     kept = kept_rows(scored)
-    units = {"scale": np.float64(kept.scale)}
-    if isinstance(kept.scale, Units):
-        units["center"] = np.float64(kept.scale.center)
-    np.savez_compressed(folder / VALIDATION, y=kept.y, output=kept.output, **units)  # type: ignore[arg-type]
+    center = {"center": np.float64(kept.scale.center)} if isinstance(kept.scale, Units) else {}
+    arrays = {"y": kept.y, "output": kept.output, "scale": np.float64(kept.scale), **center}
+    np.savez_compressed(folder / VALIDATION, **arrays)  # type: ignore[arg-type]
 
 
 def _units(found: Mapping[str, NDArray[Any]]) -> float:
-    """Files of earlier versions know the scale alone."""
+    """Some metrics count from zero and need the target's centre; files of earlier versions lack it."""
     scale = float(found["scale"])
     return Units(scale, float(found["center"])) if "center" in found else scale
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from bishop_ray.errors import UnknownName
 from bishop_ray.tracking.address import tracking_uri
+from bishop_ray.tracking.aliases import all_models, all_versions
 from bishop_ray.tracking.guards import from_mlflow, patient
-from bishop_ray.tracking.store import as_user_error, open_client, quoted
+from bishop_ray.tracking.store import as_user_error, open_client
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
@@ -60,7 +61,7 @@ def list_versions(name: str = "", uri: str = "") -> list[VersionRow]:
     with patient():
         try:
             client = open_client(uri)
-            models = {str(model.name): model for model in _all_models(client)}
+            models = {str(model.name): model for model in all_models(client)}
             if name and name not in models:
                 raise UnknownName("registered model", name, models)
             return [row for key in ([name] if name else sorted(models)) for row in _rows(client, models[key])]
@@ -70,29 +71,13 @@ def list_versions(name: str = "", uri: str = "") -> list[VersionRow]:
             raise as_user_error(error, uri) from error
 
 
-def _all_models(client: MlflowClient) -> list[RegisteredModel]:
-    models, token = [], None
-    while True:
-        page = client.search_registered_models(max_results=1000, page_token=token)
-        models += list(page)
-        token = page.token
-        if not token:
-            return models
-
-
 def _rows(client: MlflowClient, model: RegisteredModel) -> list[VersionRow]:
-    versions: list[ModelVersion] = []
-    token = None
-    while True:
-        page = client.search_model_versions(f"name = {quoted(str(model.name))}", max_results=1000, page_token=token)
-        versions += list(page)
-        token = page.token
-        if not token:
-            break
     aliases: dict[str, list[str]] = {}
     for alias, number in sorted(model.aliases.items()):
         aliases.setdefault(str(number), []).append(alias)
-    rows = [_row(version, tuple(aliases.get(str(version.version), ()))) for version in versions]
+    rows = [
+        _row(version, tuple(aliases.get(str(version.version), ()))) for version in all_versions(client, str(model.name))
+    ]
     return sorted(rows, key=lambda row: -row.version)
 
 
