@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bishop_ray import cli
 from bishop_ray.errors import UserError
+from bishop_ray.serve_cli import check_rows_file
 
 if TYPE_CHECKING:
     Actions = argparse._SubParsersAction[cli.Parser]
@@ -64,6 +65,13 @@ def run_registry(args: argparse.Namespace) -> int:
     from bishop_ray.tracking import check_tracking, tracking_uri
 
     uri = tracking_uri(args.tracking_uri)
+    holdout = None
+    if args.action == "promote" and args.holdout:
+        holdout = Path(args.holdout).expanduser()
+        try:
+            check_rows_file(holdout)
+        except UserError as error:
+            raise UserError(f"--holdout: {error}") from None
     _check_there(uri)
     check_tracking(uri)
     if args.action == "list":
@@ -76,7 +84,6 @@ def run_registry(args: argparse.Namespace) -> int:
 
     if args.action == "rollback":
         return _told(rollback(args.name, alias=args.alias, force=args.force, uri=uri))
-    holdout = Path(args.holdout).expanduser() if args.holdout else None
     return _told(promote(args.name, args.version, alias=args.alias, holdout=holdout, force=args.force, uri=uri))
 
 

@@ -231,6 +231,7 @@ def test_the_list(place: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["promote", "CC-wine", "--version", "1", "--alias", "v1"], UserError, "--alias: expected letters"),
         (["promote", "CC-wine", "--version", "x"], UserError, "--version: expected a whole number"),
         (["promote", "CC-wine"], UserError, "--version"),
+        (["promote", "new", "--version", "1", "--holdout", "no.csv"], UserError, "--holdout: no.csv: expected a table"),
         (["rollback", "CC-wine", "--alias", "chmpion"], UnknownName, "did you mean 'champion'"),
     ],
 )
