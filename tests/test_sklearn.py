@@ -24,7 +24,9 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from bishop_ray.data.sources import load_dataset
 from bishop_ray.sklearn import BiSHopClassifier, BiSHopRegressor, TunedClassifier, TunedRegressor
 from bishop_ray.sklearn.tuned import _write_table
+from bishop_ray.tuning.cluster import Cluster
 
+pytest_plugins = ["study_fixtures"]
 TINY: dict[str, Any] = {
     "d_embedding": 4, "stride": 4, "n_pool": 2, "n_merge": 2, "d_model": 16, "d_ff": 16, "n_heads": 2,
     "n_encoder_levels": 1, "decoder": False, "n_decoded": 4, "dropout": 0.0, "head_dropout": 0.0, "max_epochs": 30,
@@ -185,12 +187,14 @@ def test_a_search_behind_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_a_search_for_a_number_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_for_a_number_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_here: Cluster
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 3))
     y = x @ [1.0, -2.0, 0.5] + 10
-    search = TunedRegressor(models="lightgbm", time_budget="20s", metric="rmse", random_state=0)
+    search = TunedRegressor(models="lightgbm", time_budget="40s", metric="rmse", random_state=0)
     began = time.monotonic()
     search.fit(x, y)
     assert time.monotonic() - began < 90  # it is the budget that ends the search

@@ -23,8 +23,8 @@ class Budget:
     def __init__(self, deadline: float, models: int, refit: Callable[[], float]) -> None:
         self.deadline = deadline
         self.began = time.time()
-        # For predictions of the test rows, the ensemble and a registered version per model.
-        self._kept = min(20.0 + 2.5 * models, (deadline - self.began) / 4) if deadline else 0.0
+        # For predictions of the test rows, the ensemble, and a version per model that is registered and checked.
+        self._kept = min(20.0 + 3.5 * models, (deadline - self.began) / 3) if deadline else 0.0
         self._earliest = min(deadline - self._kept, (self.began + deadline) / 2)
         self._refit = refit
 

@@ -15,6 +15,7 @@ from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.metrics import evaluate
 from bishop_ray.predictor import Predictor
 from bishop_ray.tracking import Evidence, StudyTracker, register_best
+from bishop_ray.tracking.gate import get_ready
 from bishop_ray.tuning.budget import REFIT, Budget
 from bishop_ray.tuning.chronicle import reference_metrics
 from bishop_ray.tuning.contenders import ENSEMBLE, Contender, Ensemble, Problem, build_ensemble, contenders
@@ -94,6 +95,7 @@ def judge(
         skipped: Models that were not tried, for the leaderboard.
         budget: A refit that it has no time for is left out.
     """
+    get_ready()  # it takes seconds, beside the refit and the predictions of test rows
     studies = [(f.config.model, f.opened.study, f.opened.folder) for f in families]
     found = contenders(studies)
     data = families[0].prepared.data
