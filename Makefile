@@ -22,10 +22,10 @@ types: $(VENV)/.ready
 	$(BIN)/mypy
 
 fast: $(VENV)/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
 
 slow: $(VENV)/.ready postgres browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "(slow or faults) and not gpu"
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -n 2 --dist loadfile -m "(slow or faults) and not gpu"
 
 # The server's tests need PostgreSQL: installed where this is root's machine, skipped with that reason otherwise.
 postgres:

@@ -53,7 +53,7 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_early_stopped_worker_group_frees_its_cpus(cluster: str, tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_text(SPACE)
     config = StudyConfig(
-        embedded_ref("breast_cancer"), "bishop", str(tmp_path / "space.yaml"), 3, 60, "auc",
+        embedded_ref("breast_cancer"), "bishop", str(tmp_path / "space.yaml"), 3, 30, "auc",
         SplitProtocol((0.7, 0.2, 0.1)), eval_seeds=1, trainer="ray", resources=Resources(cpus=2.0), max_concurrent=1,
         storage=str(tmp_path / "store"), tracking_uri=check_tracking(f"sqlite:///{tmp_path}/mlflow.db"),
     )  # fmt: skip

@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,6 +29,7 @@ from bishop_ray.predictor import Predictor
 from bishop_ray.serving.app import build_app, token_digest
 from bishop_ray.serving.payload import MAX_FAULTS, MAX_ROWS, Rows
 from bishop_ray.serving.served import Reply, Served
+from bishop_ray.serving.together import Together
 
 TOKEN = "a token of the tests"
 LIMIT = 200_000
@@ -401,3 +403,30 @@ def test_a_damaged_note_is_one_line(tmp_path: Path, content: str) -> None:
 def test_bad_flags(flags: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         serve_cli.serve_parser().parse_args(flags)
+
+
+def test_what_waits_is_answered_together() -> None:
+    sizes: list[int] = []
+
+    def answer(requests: Sequence[int]) -> list[int | Exception]:
+        sizes.append(len(requests))
+        time.sleep(0.05)
+        if 13 in requests:
+            raise ValueError("thirteen")
+        return [2 * request for request in requests]
+
+    async def many() -> list[int | Exception]:
+        together: Together[int, int] = Together(answer, 8)
+        first = asyncio.create_task(together.ask(0))
+        await asyncio.sleep(0.01)  # it is under way: these wait
+        gone = asyncio.create_task(together.ask(99))
+        rest = [asyncio.create_task(together.ask(n)) for n in range(1, 12)]
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        found = await asyncio.gather(first, *rest)
+        return [*found, await together.ask(13), await together.ask(7)]
+
+    *found, error, last = asyncio.run(many())
+    assert found == [2 * n for n in range(12)]
+    assert (str(error), last) == ("thirteen", 14)
+    assert sizes == [1, 7, 4, 1, 1]

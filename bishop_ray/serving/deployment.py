@@ -19,6 +19,7 @@ from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.serving.app import build_app
 from bishop_ray.serving.payload import Rows
 from bishop_ray.serving.served import Deployed, Reply, Served
+from bishop_ray.serving.together import Together
 from bishop_ray.tracking import load_best
 
 BATCH = 32
@@ -52,6 +53,7 @@ class ModelServer:
         predictor = load_best(deployed.name, str(deployed.version), deployed.uri)
         self._deployed = deployed
         self._served = Served(predictor, deployed.name, deployed.version)
+        self._together = Together(self._served.reply, BATCH)
         # The first call costs more than the next ones. A model that cannot do without a value says so when it is asked.
         self._served.reply([[dict.fromkeys((name for name, _ in predictor.schema), None)]])
 
@@ -66,13 +68,7 @@ class ModelServer:
     async def _ask(self, rows: Rows) -> Reply | Exception:
         if len(rows) > MANY:
             return (await asyncio.to_thread(self._served.reply, [rows]))[0]
-        found: Reply | Exception = await self._batch(rows)
-        return found
-
-    # No waiting: what arrives while the model computes is the next batch, and a lone request is not held up.
-    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=0.0)
-    async def _batch(self, requests: list[Rows]) -> list[Reply | Exception]:
-        return await asyncio.to_thread(self._served.reply, requests)
+        return await self._together.ask(rows)
 
 
 def app_name(name: str) -> str:
