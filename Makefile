@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# Two processes of tests share the cores: threads that wait must not spin, and Ray's workers are not put last.
+SHARED := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_worker_niceness=0
 # A folder for everything the demo leaves behind; BISHOP_RAY_HOME moves it.
 export PYTHONWARNINGS ?= ignore
 
@@ -22,10 +24,10 @@ types: $(VENV)/.ready
 	$(BIN)/mypy
 
 fast: $(VENV)/.ready
-	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
+	$(SHARED) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
 
 slow: $(VENV)/.ready postgres browser
-	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -n 2 --dist loadfile -m "(slow or faults) and not gpu"
+	$(SHARED) $(BIN)/python -m pytest -n 2 --dist loadfile -m "(slow or faults) and not gpu"
 
 # The server's tests need PostgreSQL: installed where this is root's machine, skipped with that reason otherwise.
 postgres:
