@@ -9,13 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import SkipTest
 
 import numpy as np
 import pandas as pd
 import pytest
+from estimator_checks import failures, names_of
 from mlflow.tracking import MlflowClient
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from bishop_ray.data.columns import category_codes, to_numbers
 from bishop_ray.data.sources import load_dataset
@@ -54,26 +53,6 @@ KEPT = {
     "check_sample_weights_not_overwritten",
 }  # fmt: skip
 """Few searches, and much of what is checked; BISHOP_ALL_CHECKS=1 runs the others too, some 40 searches."""
-
-
-def failures(estimator: Any, names: set[str]) -> dict[str, str]:
-    """What of scikit-learn's checks of these names does not pass."""
-    failed = {}
-    for model, check in estimator_checks_generator(estimator, legacy=True):
-        name = getattr(check, "func", check).__name__
-        if name not in names:
-            continue
-        try:
-            check(model)
-        except SkipTest:
-            continue
-        except Exception as error:
-            failed[name] = f"{type(error).__name__}: {error}"[:300]
-    return failed
-
-
-def names_of(estimator: Any) -> set[str]:
-    return {getattr(c, "func", c).__name__ for _, c in estimator_checks_generator(estimator, legacy=True)}
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
