@@ -31,8 +31,16 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
-def run(main: Callable[[], int]) -> NoReturn:
-    """Ends the process with `main`'s exit code; a `UserError` is one line on standard error and exit code 2."""
+GOES_ON = "the same command goes on where this one was"
+
+
+def run(main: Callable[[], int], interrupted: str = GOES_ON) -> NoReturn:
+    """Ends the process with `main`'s exit code; a `UserError` is one line on standard error and exit code 2.
+
+    Args:
+        main: The job.
+        interrupted: What Ctrl-C means for it, in a few words.
+    """
     catch_signals()
     sys.excepthook = show_fault
     try:
@@ -41,7 +49,7 @@ def run(main: Callable[[], int]) -> NoReturn:
         print(f"error: {told(error)}", file=sys.stderr)
         code = EXIT_USER
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where this one was", file=sys.stderr)
+        print(f"interrupted; {interrupted}", file=sys.stderr)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) went away: not an error of ours. Python would complain at exit without this.

@@ -21,4 +21,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, interrupted="nothing was written")

@@ -103,9 +103,8 @@ def deploy(deployed: Deployed, replicas: int, cpus: float) -> None:
         raise UserError(f"this Ray Serve has another application at '/': {_reason(deployed.name, error)}") from error
     except RuntimeError as error:
         title = f"version {deployed.version} of {deployed.name}"
-        raise SourceUnavailable(
-            f"{title} did not start; an earlier one goes on: {_reason(deployed.name, error)}"
-        ) from error
+        others = "; an earlier one goes on" if healthy(deployed.name) else ""
+        raise SourceUnavailable(f"{title} did not start{others}: {_reason(deployed.name, error)}") from error
 
 
 def running(name: str) -> Deployed | None:
