@@ -85,7 +85,8 @@ def _run(
     loaded: Loaded | None,
     failures: list[Failure],
 ) -> int:
-    from bishop_ray.screen import announce, conclude, make_screen, refused
+    from bishop_ray.reports import refused
+    from bishop_ray.screen import announce, conclude, make_screen
     from bishop_ray.tuning.suite import run_studies
 
     groups: dict[str, list[StudyConfig]] = {}

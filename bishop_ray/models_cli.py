@@ -158,7 +158,8 @@ def _show(rebuilt: Rebuilt, uri: str) -> None:
     """Prints members, scores and how to use what was registered."""
     from bishop_ray.listing import columns
     from bishop_ray.metrics import display
-    from bishop_ray.screen import refused, show_loading, standing
+    from bishop_ray.reports import refused, standing
+    from bishop_ray.screen import show_loading
 
     def number(score: float) -> str:
         return f"{display(rebuilt.metric, score):.4f}"

@@ -134,3 +134,19 @@ def clock(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+def refused(verdict: str) -> bool:
+    """Whether a registered version got no alias, because its files do not answer as the trained model does."""
+    return verdict.startswith("refused:")
+
+
+def standing(champion: bool, verdict: str) -> str:
+    """Whether a registered version is champion, and why not, in a few words."""
+    if champion:
+        return "also champion"
+    if refused(verdict):
+        return "models.py promote checks it again"
+    if verdict.startswith("no: "):
+        return f"an earlier version stays champion: {verdict.removeprefix('no: ')}"
+    return "another version is champion by now"

@@ -14,7 +14,7 @@ from bishop_ray.config import NO_LIMIT
 from bishop_ray.listing import trials_words
 from bishop_ray.metrics import display
 from bishop_ray.models import MODELS
-from bishop_ray.reports import clock, leaderboard, render, score_words, to_csv, write_csv
+from bishop_ray.reports import clock, leaderboard, refused, render, score_words, standing, to_csv, write_csv
 from bishop_ray.tracking import public_uri
 from bishop_ray.tracking.leaderboard import log_leaderboard
 
@@ -227,22 +227,6 @@ def _show_use(result: StudyResult, uri: str) -> None:
         print(f"compare runs:\n    {command} ui --backend-store-uri {public_uri(uri)}")
     else:
         print(f"compare runs: {public_uri(uri)}")
-
-
-def refused(verdict: str) -> bool:
-    """Whether a registered version got no alias, because its files do not answer as the trained model does."""
-    return verdict.startswith("refused:")
-
-
-def standing(champion: bool, verdict: str) -> str:
-    """Whether a registered version is champion, and why not, in a few words."""
-    if champion:
-        return "also champion"
-    if refused(verdict):
-        return "models.py promote checks it again"
-    if verdict.startswith("no: "):
-        return f"an earlier version stays champion: {verdict.removeprefix('no: ')}"
-    return "another version is champion by now"
 
 
 def show_loading(name: str, version: str, uri: str) -> None:
