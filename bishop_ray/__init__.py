@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bishop_ray.predictor import Predictor
 
+
 __version__ = "0.1.0"
 
 
@@ -21,6 +22,6 @@ def load(name: str, alias: str = "champion", tracking_uri: str = "") -> Predicto
     Raises:
         UserError: No such model or alias, or the tracking server does not answer.
     """
-    from bishop_ray.tracking import load_best
+    from bishop_ray.registry import load_best
 
     return load_best(name, alias, tracking_uri)

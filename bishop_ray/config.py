@@ -1,15 +1,16 @@
-"""Frozen records that travel between driver, trials and jobs. They check themselves and hold no rows."""
+"""Configuration records of studies, trials and trainings. Frozen; they check themselves and hold no rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from bishop_ray.data.suites import DatasetRef
+from bishop_ray.data.refs import DatasetRef
 from bishop_ray.errors import UserError
 
 if TYPE_CHECKING:
     from bishop_ray.data.split import SplitProtocol
+
 
 NO_LIMIT = 100_000
 """Trials of a study that only a time budget ends."""
@@ -35,7 +36,7 @@ class TrainConfig:
         seed: Seed of initialisation, row order and dropout.
         precision: Of the forward pass in training and validation: "fp32", "bf16", or "auto": "bf16" where the device
             has it and it is faster (``training/precision.py``). Weights, losses and later predictions are float32.
-        cuda_graphs: Launch a whole step of one process on a GPU at once (``training/graphs.py``).
+        cuda_graphs: Launch a whole step of one process on a GPU at once (``training/cuda_graphs.py``).
     """
 
     max_epochs: int = 200
@@ -144,8 +145,8 @@ class StudyConfig:
         fresh: Start over although the study exists.
         refit: Train the winner on train and validation rows before it is registered.
         precision: See `TrainConfig`.
-        warm_start: Whose configurations are tried early: "none", "paper" or "mlflow" (`tuning.warm`).
-        doctor: Look for leaks, repeated rows and ids in the table before a new study begins (`tuning.look`).
+        warm_start: Whose configurations are tried early: "none", "paper" or "mlflow" (`search.warm_start`).
+        doctor: Look for leaks, repeated rows and ids in the table before a new study (`search.dataset.check_table`).
     """
 
     ref: DatasetRef

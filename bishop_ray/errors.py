@@ -1,6 +1,6 @@
 """The user's mistakes, apart from everything else.
 
-A :class:`UserError` becomes one line on standard error and exit code 2 (``cli.py``). Every other exception keeps
+A :class:`UserError` becomes one line on standard error and exit code 2 (``cli``). Every other exception keeps
 its traceback, because it is a fault of ours or of the machine.
 """
 

@@ -18,12 +18,13 @@ from pathlib import Path
 # `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, models_cli
+from bishop_ray import cli
+from bishop_ray.cli import models
 
 
 def main() -> int:
     """Parses, then makes one library call."""
-    return models_cli.run_models(models_cli.models_parser().parse_args())
+    return models.run_models(models.models_parser().parse_args())
 
 
 if __name__ == "__main__":

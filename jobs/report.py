@@ -12,12 +12,13 @@ from pathlib import Path
 # `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, report_cli
+from bishop_ray import cli
+from bishop_ray.cli import report
 
 
 def main() -> int:
     """Parses, then makes one library call."""
-    return report_cli.run_report(report_cli.report_parser().parse_args())
+    return report.run_report(report.report_parser().parse_args())
 
 
 if __name__ == "__main__":

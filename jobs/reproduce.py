@@ -12,12 +12,13 @@ from pathlib import Path
 # `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, reproduce_cli
+from bishop_ray import cli
+from bishop_ray.cli import reproduce
 
 
 def main() -> int:
     """Parses, then makes one library call."""
-    return reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args())
+    return reproduce.run_reproduce(reproduce.reproduce_parser().parse_args())
 
 
 if __name__ == "__main__":

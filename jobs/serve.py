@@ -12,12 +12,13 @@ from pathlib import Path
 # `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, serve_cli
+from bishop_ray import cli
+from bishop_ray.cli import serve
 
 
 def main() -> int:
     """Parses, then makes one library call."""
-    return serve_cli.run_serve(serve_cli.serve_parser().parse_args())
+    return serve.run_serve(serve.serve_parser().parse_args())
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from pathlib import Path
 # A plain clone starts this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, theory_cli
+from bishop_ray import cli
+from bishop_ray.cli import theory
 
 
 def main() -> int:
     """Parses, then makes one library call."""
-    return theory_cli.run_theory(theory_cli.theory_parser().parse_args())
+    return theory.run_theory(theory.theory_parser().parse_args())
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from pathlib import Path
 # `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, train_cli
+from bishop_ray import cli
+from bishop_ray.cli import train
 
 
 def main() -> int:
     """Parses, then makes one library call."""
-    return train_cli.run_train(train_cli.train_parser().parse_args())
+    return train.run_train(train.train_parser().parse_args())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from pathlib import Path
 # `ray job submit` and a plain clone start this file by path: the package then lies one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bishop_ray import cli, commands, listing
+from bishop_ray import cli
+from bishop_ray.cli import listing, tune
 
 
 def main() -> int:
@@ -21,7 +22,7 @@ def main() -> int:
     if text := listing.listing(args):
         print(text)
         return 0
-    return commands.tune(args)
+    return tune.tune(args)
 
 
 if __name__ == "__main__":

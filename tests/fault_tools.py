@@ -21,9 +21,9 @@ import psutil
 from mlflow import MlflowClient
 from optuna.trial import FrozenTrial, TrialState
 
+from bishop_ray.search.journal import JOURNAL
+from bishop_ray.search.study import read_study
 from bishop_ray.tracking import runs_frame
-from bishop_ray.tuning.journal import JOURNAL
-from bishop_ray.tuning.store import read_study
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE: list[dict[str, Any]] = []
@@ -236,7 +236,7 @@ def ray_with(module: Any) -> Iterator[None]:
     import ray
 
     from bishop_ray.models import MODELS
-    from bishop_ray.tuning.cluster import connect
+    from bishop_ray.search.cluster import connect
 
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_RUNTIME_ENV_HOOK")}
     paths = [str(Path(__file__).parent), before["PYTHONPATH"] or ""]

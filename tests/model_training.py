@@ -17,11 +17,11 @@ from bishop_ray.metrics import default_metric
 from bishop_ray.models import MODELS, create_model, model_class, not_installed
 from bishop_ray.models.base import Network
 from bishop_ray.predictor import Predictor
-from bishop_ray.training.estimators import fit_estimator
+from bishop_ray.search.parameters import Range
+from bishop_ray.search.space import load_space, space_names, unflatten
+from bishop_ray.training.fit_estimator import fit_estimator
 from bishop_ray.training.loop import EpochResult, fit_network
-from bishop_ray.training.progress import RoundResult
-from bishop_ray.tuning.ranges import Range
-from bishop_ray.tuning.space import load_space, space_names, unflatten
+from bishop_ray.training.results import RoundResult
 
 NEEDS_WEIGHTS = ("tabpfn", "tabicl")
 """Models whose pretrained weights are not part of their package."""

@@ -22,13 +22,13 @@ import torch
 
 from bishop_ray.config import TrainConfig
 from bishop_ray.data.preprocess import Preprocessor
-from bishop_ray.data.raw import make_raw
+from bishop_ray.data.schema import make_raw
 from bishop_ray.data.split import split_dataset
 from bishop_ray.errors import UserError
 from bishop_ray.models import create_model, model_class
 from bishop_ray.models.base import Network
 from bishop_ray.predictor import Predictor
-from bishop_ray.training.estimators import fit_estimator
+from bishop_ray.training.fit_estimator import fit_estimator
 from bishop_ray.training.loop import fit_network
 
 Array = np.ndarray[Any, Any]

@@ -9,10 +9,10 @@ import numpy as np
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.data.target import TargetCoder
-from bishop_ray.reporting.records import COMPLETE, EARLY, FAILED, Predictions, Study, Trial
+from bishop_ray.report.study_records import COMPLETE, EARLY, FAILED, Predictions, Study, Trial
+from bishop_ray.search.evaluate import PREDICTIONS, predictions_csv
 from bishop_ray.tracking import StudyTracker
-from bishop_ray.tracking.reading import Point
-from bishop_ray.tuning.predictions import PREDICTIONS, predictions_csv
+from bishop_ray.tracking.query import MetricPoint
 
 HOSTILE = "<script>alert(1)</script>|*x*"
 """A class label that must stay text."""
@@ -27,7 +27,7 @@ def record(
     states = ((COMPLETE, 0.9, 4), (EARLY, 0.7, 2), (FAILED, math.nan, 0))
     trials = tuple(
         Trial(i, state, "", {"train.lr": f"1e-{i + 1}"}, score, 1000 * i, 1000 * i + 60_000, 60.0, math.nan,
-              [Point(e + 1, 1000 * i + 10_000 * e, score) for e in range(last)], f"run{i}")
+              [MetricPoint(e + 1, 1000 * i + 10_000 * e, score) for e in range(last)], f"run{i}")
         for i, (state, score, last) in enumerate(states)
     )  # fmt: skip
     tags = {"test_scores": scores, "search_space": "bishop_small"} if scores else {}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import embedded_ref
+from bishop_ray.search.cluster import Cluster, connect
 from bishop_ray.tracking import check_tracking
-from bishop_ray.tuning.cluster import Cluster, connect
 
 SPACE = Path(__file__).with_name("tiny_space.yaml").read_text("utf-8")
 

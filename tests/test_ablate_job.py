@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 from fakes import make_table
 
-from bishop_ray import ablate_cli, cli
+from bishop_ray import cli
+from bishop_ray.cli import ablate as ablate_cli
 from bishop_ray.errors import UserError
 from bishop_ray.models import not_installed
+from bishop_ray.search import dataset
+from bishop_ray.search.cluster import Cluster
 from bishop_ray.tracking import runs_frame, tracking_uri
-from bishop_ray.tracking.store import open_client
-from bishop_ray.tuning import prepare
-from bishop_ray.tuning.cluster import Cluster
+from bishop_ray.tracking.client import open_client
 
 pytest_plugins = ("study_fixtures",)
 pytestmark = pytest.mark.slow
@@ -164,22 +165,22 @@ def test_test_rows_are_opened_once_per_run_after_training(
     data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task as Ray runs it, here in this process: what it asks for, in order."""
-    from bishop_ray.ablations import perform as task
-    from bishop_ray.ablations.settings import Change
+    from bishop_ray.paper.ablations import run as task
+    from bishop_ray.paper.ablations.settings import Change
 
     asked: list[str] = []
-    opens, trains = prepare.open_test, task.train_here
+    opens, trains = dataset.open_test, task.train_here
     monkeypatch.setattr(task, "open_test", lambda study: (asked.append("test"), opens(study))[1])
     monkeypatch.setattr(task, "train_here", lambda *a: (asked.append("train"), trains(*a))[1])
     args = ablate_cli.ablate_parser().parse_args(["rotation", *data, *TINY, "--runs", "1"])
     args.eval_seeds = 1
-    from bishop_ray import choices
+    from bishop_ray.cli import plan
 
-    (config,) = ablate_cli._configs(args, choices.datasets(args)[0], ["bishop"], None)
-    loaded = prepare.load(config.study)
+    (config,) = ablate_cli._configs(args, plan.datasets(args)[0], ["bishop"], None)
+    loaded = dataset.load(config.study)
     assert {len(loaded.train), len(loaded.validation)} == {84, 24}
     study = loaded.config
-    from bishop_ray.ablations.run import _settings
+    from bishop_ray.paper.ablations.run import _settings
 
     run = task.Run("r2", study, _settings(study, 1), config.base["bishop"], Change(rotate=True), {})
     record, trace = task.perform(run, loaded)

@@ -16,19 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.ensemble import RandomForestClassifier
 
-from bishop_ray import ablate_cli, paper
-from bishop_ray.ablations import told
-from bishop_ray.ablations.base import base_params, given_values, settings_of
-from bishop_ray.ablations.changes import forest_importance, removed, rotated, rotation, without
-from bishop_ray.ablations.records import COMPLETE, FAILED, Records, RunRecord
-from bishop_ray.ablations.run import AblationConfig, AblationResult
-from bishop_ray.ablations.settings import ABLATIONS, Change, Setting, chosen
-from bishop_ray.ablations.summary import curve_rows, run_rows, table
+from bishop_ray.cli import ablate
 from bishop_ray.config import Params, StudyConfig
 from bishop_ray.data.preprocess import Preprocessor
-from bishop_ray.data.roles import Roles
+from bishop_ray.data.refs import DatasetRef, Roles, embedded_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import DatasetRef, embedded_ref
 from bishop_ray.data.table import TableSpec, TaskType
 from bishop_ray.errors import BadTable, UserError
 from bishop_ray.models.bishop.block import BiSHopModule, CellMLP
@@ -36,7 +28,22 @@ from bishop_ray.models.bishop.decoder import LinearReadout
 from bishop_ray.models.bishop.model import BiSHop
 from bishop_ray.models.embeddings import PiecewiseLinear
 from bishop_ray.models.random_forest import RandomForest
-from bishop_ray.tuning.prepare import load, prepare
+from bishop_ray.paper import printed
+from bishop_ray.paper.ablations import told
+from bishop_ray.paper.ablations.records import COMPLETE, FAILED, AblationRun, Records
+from bishop_ray.paper.ablations.run import AblationConfig, AblationResult
+from bishop_ray.paper.ablations.settings import (
+    ABLATIONS,
+    Change,
+    Setting,
+    base_params,
+    chosen,
+    given_values,
+    settings_of,
+)
+from bishop_ray.paper.ablations.summary import curve_rows, run_rows, table
+from bishop_ray.paper.ablations.transforms import forest_importance, removed, rotated, rotation, without
+from bishop_ray.search.dataset import load, prepare
 
 SPACE = str(Path(__file__).with_name("tiny_space.yaml"))
 SPEC = TableSpec(TaskType.BINARY, 3, (4, 5), 2)
@@ -58,7 +65,7 @@ def network(ablation: str, setting: str) -> BiSHop:
 @pytest.mark.parametrize("name", ["components", "components_regression", "hopfield", "rotation", "depth"])
 def test_settings_have_the_names_of_the_papers_tables(name: str) -> None:
     settings = [s.name for s in chosen(name.removesuffix("_regression"), ["bishop"], ())]
-    assert set(paper.ablation(name).models) <= set(settings)
+    assert set(printed.ablation(name).models) <= set(settings)
 
 
 def test_runs_are_the_papers() -> None:
@@ -253,10 +260,10 @@ def test_importance_is_the_forests_own() -> None:
 # --- records and tables --------------------------------------------------------------------------------------------
 
 
-def record(setting: str, seed: int, test: float | None, **more: object) -> RunRecord:
+def record(setting: str, seed: int, test: float | None, **more: object) -> AblationRun:
     status = COMPLETE if test is not None else FAILED
     fields = {"validation": None if test is None else test + 0.01, "seconds": 2.0, "started": 1.0, "reason": "r"} | more
-    return RunRecord(setting=setting, model="bishop", seed=seed, status=status, test=test, **fields)  # type: ignore[arg-type]
+    return AblationRun(setting=setting, model="bishop", seed=seed, status=status, test=test, **fields)  # type: ignore[arg-type]
 
 
 def test_records_come_back_and_guard_what_decides_them(tmp_path: Path) -> None:
@@ -276,7 +283,7 @@ def test_records_come_back_and_guard_what_decides_them(tmp_path: Path) -> None:
         Records(tmp_path / "a", {"metric": "auc", "data": "x"})
 
 
-def result(name: str, dataset: str, records: list[RunRecord], settings: tuple[str, ...]) -> AblationResult:
+def result(name: str, dataset: str, records: list[AblationRun], settings: tuple[str, ...]) -> AblationResult:
     study = StudyConfig(
         DatasetRef("embedded", dataset, dataset), "bishop", SPACE, 1, 1, "auc", SplitProtocol((0.7, 0.2, 0.1))
     )
@@ -385,7 +392,7 @@ def test_bad_input_is_one_clear_line(
 ) -> None:
     monkeypatch.setenv("BISHOP_RAY_HOME", str(tmp_path / "home"))
     with pytest.raises(UserError) as caught:
-        ablate_cli.run_ablate(ablate_cli.ablate_parser().parse_args(flags))
+        ablate.run_ablate(ablate.ablate_parser().parse_args(flags))
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)

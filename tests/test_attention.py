@@ -11,8 +11,8 @@ from reference_bishop import Config, Reference
 from test_bishop import CASES, SMALL, build
 
 from bishop_ray.data.table import TableSpec, TaskType
-from bishop_ray.models.bishop import BiSHop
-from bishop_ray.models.bishop.attention import feature_weights
+from bishop_ray.models.bishop.attribution import feature_weights
+from bishop_ray.models.bishop.model import BiSHop
 
 N_FEATURES = 5
 HAND = ["no decoder, one level", "mixed heads", "swapped"]

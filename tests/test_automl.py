@@ -21,21 +21,21 @@ from optuna.trial import TrialState
 
 from bishop_ray.config import Skipped, StudyConfig, StudyResult
 from bishop_ray.data.preprocess import Preprocessor
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.metrics import evaluate
 from bishop_ray.models import create_model, model_class
 from bishop_ray.models.base import Estimator
-from bishop_ray.reports import COLUMNS
-from bishop_ray.tracking import check_tracking, load_best, runs_frame
-from bishop_ray.tuning.automl import automl_folder, run_automl
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.prepare import combined, load, open_test
-from bishop_ray.tuning.space import load_space
-from bishop_ray.tuning.store import open_study, study_folder
-from bishop_ray.tuning.study import StudyFailed
-from bishop_ray.tuning.suite import run_studies
+from bishop_ray.registry import load_best
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.dataset import combined, load, open_test
+from bishop_ray.search.leaderboard import COLUMNS
+from bishop_ray.search.search import StudyFailed, automl_folder, run_automl
+from bishop_ray.search.space import load_space
+from bishop_ray.search.study import open_study, study_folder
+from bishop_ray.search.suite import run_studies
+from bishop_ray.tracking import check_tracking, runs_frame
 
 pytest_plugins = ("study_fixtures",)
 

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from bishop_ray.data.table import TableSpec, TaskType
-from bishop_ray.models.bishop import BiSHop
-from bishop_ray.models.bishop.dropout import Dropout
-from bishop_ray.models.bishop.feed_forward import FeedForward
+from bishop_ray.models.bishop.model import BiSHop
+from bishop_ray.models.bishop.ops import Dropout, FeedForward
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.5])

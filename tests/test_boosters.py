@@ -12,8 +12,8 @@ import pytest
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.models import create_model
-from bishop_ray.models.boosting import Boosted, Watch
-from bishop_ray.training.estimators import fit_estimator
+from bishop_ray.models.boosting import Boosted, EarlyStopping
+from bishop_ray.training.fit_estimator import fit_estimator
 
 pytest.importorskip("xgboost")
 pytest.importorskip("lightgbm")
@@ -246,7 +246,7 @@ def test_impossible_values_are_refused(name: str, hparams: dict[str, Any], words
 
 def test_a_watch_counts_patience_from_the_best_round() -> None:
     reported: list[int] = []
-    watch = Watch(100, 3, 20, lambda rounds, prediction: reported.append(rounds) or False)
+    watch = EarlyStopping(100, 3, 20, lambda rounds, prediction: reported.append(rounds) or False)
     losses = [5.0, 4.0, 4.0, 4.5, 3.0, float("nan"), 3.0, 3.0]
     stops = [watch.stops(i + 1, value, lambda: np.zeros((1, 1), np.float32)) for i, value in enumerate(losses)]
     assert stops == [False] * 7 + [True]

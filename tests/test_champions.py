@@ -14,13 +14,15 @@ from fakes import make_table
 from mlflow.tracking import MlflowClient
 from test_predictor import make_predictor
 
-from bishop_ray import cli, models_cli
+from bishop_ray import cli
+from bishop_ray.cli import models
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UnknownName, UserError
-from bishop_ray.tracking import Evidence, StudyTracker, Validation, register_best
-from bishop_ray.tracking.aliases import move_alias, moves, versions_before
-from bishop_ray.tracking.versions import list_versions
-from bishop_ray.training.paired import Scored
+from bishop_ray.metrics.bootstrap import Scored
+from bishop_ray.registry import Evidence, Validation, register_best
+from bishop_ray.registry.aliases import move_alias, moves, versions_before
+from bishop_ray.registry.load import list_versions
+from bishop_ray.tracking import StudyTracker
 
 pytest_plugins = ("tracking_fixtures",)
 RAW = make_table(TaskType.BINARY, rows=300, with_missing=True)
@@ -79,7 +81,7 @@ def aliases(uri: str) -> dict[str, int]:
 
 
 def command(*flags: str) -> int:
-    return models_cli.run_models(models_cli.models_parser().parse_args(flags))
+    return models.run_models(models.models_parser().parse_args(flags))
 
 
 def test_the_champion_moves_only_on_a_difference_beyond_chance(place: str) -> None:
@@ -184,7 +186,7 @@ def test_holdout_decides_by_the_files_rows(place: str, tmp_path: Path, capsys: p
 
 def test_versions_and_reasons_may_be_many(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More versions than a server hands out at once, and a reason that would be too long for a tag as ASCII."""
-    monkeypatch.setattr("bishop_ray.tracking.aliases.PAGE", 1)
+    monkeypatch.setattr("bishop_ray.registry.aliases.PAGE", 1)
     assert len(list_versions(NAME, place)) == 4
     client = MlflowClient(place)
     move_alias(client, NAME, "champion", "1", "\N{CYRILLIC SMALL LETTER ZHE}" * 1000)

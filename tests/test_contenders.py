@@ -21,11 +21,11 @@ from bishop_ray.metrics import evaluate
 from bishop_ray.models import model_class
 from bishop_ray.models.base import Estimator
 from bishop_ray.predictor import Predictor
-from bishop_ray.training.trial import PREDICTOR, STOP_REASON, VALIDATION, StudyData, TrialSettings, model_folder
-from bishop_ray.training.worker import train_driver
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.contenders import Contender, Problem, build_ensemble, contenders
-from bishop_ray.tuning.trials import KEPT, kept_models
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.ensemble import Candidate, Problem, build_ensemble, candidates
+from bishop_ray.search.study import KEPT, kept_models
+from bishop_ray.training.job import PREDICTOR, STOP_REASON, VALIDATION, StudyData, TrialSettings, model_folder
+from bishop_ray.training.trainable import train_driver
 
 pytest_plugins = ("study_fixtures",)
 
@@ -152,7 +152,7 @@ def test_the_best_that_left_a_model_are_found(left: tuple[optuna.Study, Path]) -
         (2, 0.6),
         (0, 0.5),
     ]
-    found = contenders([("a", study, folder), ("b", optuna.create_study(), folder)])
+    found = candidates([("a", study, folder), ("b", optuna.create_study(), folder)])
     assert [c.number for c in found] == [1, 3, 5, 2, 0]
     assert {c.model for c in found} == {"a"}
 
@@ -161,13 +161,13 @@ def problem_of(y: np.ndarray) -> Problem:
     return Problem(y, "log_loss", TaskType.BINARY, 1.0, 0)
 
 
-def with_predictions(folder: Path, model: str, number: int, right: np.ndarray, y: np.ndarray) -> Contender:
+def with_predictions(folder: Path, model: str, number: int, right: np.ndarray, y: np.ndarray) -> Candidate:
     """A contender that is right on the rows `right`."""
     place = model_folder(folder / model, number)
     place.mkdir(parents=True)
     sure = np.where(right, y, 1 - y)
     np.save(place / VALIDATION, np.column_stack([1 - sure, sure]).astype(np.float32) * 0.8 + 0.1)
-    return Contender(model, number, evaluate("log_loss", TaskType.BINARY, y, np.load(place / VALIDATION)), place)
+    return Candidate(model, number, evaluate("log_loss", TaskType.BINARY, y, np.load(place / VALIDATION)), place)
 
 
 def test_models_that_err_on_different_rows_make_an_ensemble(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from bishop_ray.config import StudyConfig, TrainConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import protocol
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.models import MODELS, create_model, t2g_former
 from bishop_ray.models.base import Network
 from bishop_ray.models.cost import _training_cost, flops, memory, training_cost, validation_memory
+from bishop_ray.search.placement import forecast
 from bishop_ray.training.loop import fit_network
-from bishop_ray.tuning.forecast import forecast
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NETWORKS = tuple(name for name, info in MODELS.items() if info.kind == "network")

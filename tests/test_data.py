@@ -31,9 +31,9 @@ from bishop_ray.data import (
     suite_id,
     task_ref,
 )
-from bishop_ray.data.raw import infer_task
+from bishop_ray.data.refs import EMBEDDED
+from bishop_ray.data.schema import infer_task
 from bishop_ray.data.split import DATASETS_I, DATASETS_II, split_indices
-from bishop_ray.data.suites import EMBEDDED
 from bishop_ray.errors import BadTable, UnknownName, UserError
 
 

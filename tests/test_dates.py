@@ -11,8 +11,8 @@ import pytest
 
 from bishop_ray.data import Preprocessor, RawDataset
 from bishop_ray.data.columns import to_numbers
-from bishop_ray.data.moments import PARTS, as_dates, calendar, seconds_of
-from bishop_ray.data.raw import make_raw
+from bishop_ray.data.datetimes import PARTS, as_dates, calendar, seconds_of
+from bishop_ray.data.schema import make_raw
 from bishop_ray.errors import BadTable
 
 DAYS = ["2023-12-30", "2024-01-01", None, "2024-02-29", "2024-03-10", "2025-07-04", "1969-12-31", "2100-01-01"]

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bishop_ray import doctor_cli
+from bishop_ray.cli import doctor
 from bishop_ray.data.doctor import examine, warnings_of
-from bishop_ray.data.findings import DROPPED, ENCODED, NOTED, REFUSED, WARNED, Finding, Report, shortened
-from bishop_ray.data.raw import make_raw
+from bishop_ray.data.doctor.findings import DROPPED, ENCODED, NOTED, REFUSED, WARNED, Finding, TableReport, shortened
+from bishop_ray.data.schema import make_raw
 from bishop_ray.data.split import split_dataset
 from bishop_ray.errors import BadTable, UserError
 
@@ -377,7 +377,7 @@ def test_a_report_is_plain_json() -> None:
         "name": "when", "dtype": str(frame["when"].dtype), "read_as": "moment", "distinct": ROWS,
         "missing": 0, "infinite": 0,
     }  # fmt: skip
-    assert Report(**{**read, "findings": tuple(Finding(**f) for f in read["findings"])}).warnings == ()
+    assert TableReport(**{**read, "findings": tuple(Finding(**f) for f in read["findings"])}).warnings == ()
 
 
 @pytest.mark.slow
@@ -425,7 +425,7 @@ def test_real_tables_have_no_false_leaks(shared: Path) -> None:
 
 
 def run(*words: str) -> int:
-    return doctor_cli.run_doctor(doctor_cli.doctor_parser().parse_args(words))
+    return doctor.run_doctor(doctor.doctor_parser().parse_args(words))
 
 
 @pytest.fixture
@@ -458,9 +458,9 @@ def test_a_refused_table_ends_with_the_line_of_a_search(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bishop_ray.config import StudyConfig
+    from bishop_ray.data.refs import file_ref
     from bishop_ray.data.split import DATASETS_I
-    from bishop_ray.data.suites import file_ref
-    from bishop_ray.tuning.prepare import load
+    from bishop_ray.search.dataset import load
 
     path = tmp_path / f"bad{suffix}"
     frame = table(rows=20, const=1)
@@ -492,9 +492,9 @@ def test_wrong_flags_are_one_line(csv: Path) -> None:
 @pytest.mark.parametrize("task", ["binary", "regression"])
 def test_models_are_tried_on_a_hundred_rows(task: str) -> None:
     from bishop_ray.config import StudyConfig
+    from bishop_ray.data.refs import embedded_ref
     from bishop_ray.data.split import DATASETS_I
-    from bishop_ray.data.suites import embedded_ref
-    from bishop_ray.tuning.tryout import OK, try_model
+    from bishop_ray.search.dry_run import OK, try_model
 
     raw = make_raw("t", table(regression=task == "regression"), "y")
     ref = embedded_ref("iris")  # only its name is used

@@ -29,11 +29,11 @@ from bishop_ray.metrics import METRICS, evaluate
 from bishop_ray.models import create_model, model_class
 from bishop_ray.models.base import Estimator
 from bishop_ray.predictor import MANIFEST, EnsembleMember, EnsemblePredictor, Predictor, fingerprint
-from bishop_ray.predictor.combine import combine
-from bishop_ray.tracking import StudyTracker, load_best, register_best
-from bishop_ray.tracking.requirements import requirements
-from bishop_ray.training.ensemble import Member, cross_fitted, fold_of_rows, select
-from bishop_ray.training.running import running_score
+from bishop_ray.predictor.ensemble_predictor import combine
+from bishop_ray.registry import load_best, register_best
+from bishop_ray.registry.artifact import requirements
+from bishop_ray.search.ensemble_selection import Member, cross_fitted, fold_of_rows, running_score, select
+from bishop_ray.tracking import StudyTracker
 
 pytest_plugins = ("tracking_fixtures",)
 CASES = [(metric, task) for metric, row in METRICS.items() for task in sorted(row.tasks, key=lambda t: t.value)]

@@ -13,15 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bishop_ray.models.bishop import entmax_columns
-from bishop_ray.models.bishop.entmax import (
-    ALPHA_MIN,
-    FixedEntmax,
-    LearnedEntmax,
-    Softmax,
-    entmax,
-    make_activation,
-)
+from bishop_ray.models.bishop import entmax_torch
+from bishop_ray.models.bishop.entmax import ALPHA_MIN, FixedEntmax, LearnedEntmax, Softmax, entmax, make_activation
 
 ALPHAS = [1.0001, 1.05, 1.2, 1.5, 1.75, 1.95, 2.0]
 
@@ -65,7 +58,7 @@ def _series(length: int) -> Tensor:
 @pytest.mark.parametrize("length", [2, 3, 5, 10, 14, 17, 41, 64, 128, 512])
 def test_a_fixed_number_of_evaluations_is_enough(length: int, look: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where no number may be read the count is fixed by the length; elsewhere solving ends as steps become rounding.
-    monkeypatch.setattr(entmax_columns, "_may_look", lambda t: look)
+    monkeypatch.setattr(entmax_torch, "_may_look", lambda t: look)
     scores = _series(length)
     for alpha in (ALPHA_MIN, 1.01, 1.3, 1.5, 1.75, 1.9, 1.98, 2.0):
         expected = entmax_bisect(scores, alpha, n_iter=100)

@@ -277,7 +277,7 @@ def _compile(length: int, dtype: str, capability: int) -> list[tuple[int, str]]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from bishop_ray.models.bishop import entmax_kernels as kernels
+    from bishop_ray.models.bishop import entmax_triton_kernels as kernels
 
     found = []
     for kernel in (kernels.forward_kernel, kernels.backward_kernel):

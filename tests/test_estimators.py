@@ -17,8 +17,8 @@ from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.metrics import default_metric, evaluate
 from bishop_ray.models.base import Array, Estimator
-from bishop_ray.training.estimators import fit_estimator
-from bishop_ray.training.progress import RoundResult
+from bishop_ray.training.fit_estimator import fit_estimator
+from bishop_ray.training.results import RoundResult
 
 
 class Boosting(Estimator):

@@ -16,15 +16,15 @@ from test_predictor import make_predictor
 
 from bishop_ray.config import TrainConfig
 from bishop_ray.data.preprocess import Preprocessor
-from bishop_ray.data.raw import make_raw
+from bishop_ray.data.schema import make_raw
 from bishop_ray.data.table import RawDataset, Table, TableSpec, TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.metrics import evaluate
 from bishop_ray.models import create_model, model_class
 from bishop_ray.models.base import Array, Estimator, Network
-from bishop_ray.predictor import EnsembleMember, EnsemblePredictor, Explanation, Predictor, permutation
-from bishop_ray.predictor.faithfulness import check_attention, rank_correlation
-from bishop_ray.training.estimators import fit_estimator
+from bishop_ray.predictor import EnsembleMember, EnsemblePredictor, Explanation, Predictor, explanation
+from bishop_ray.predictor.explanation import check_attention, rank_correlation
+from bishop_ray.training.fit_estimator import fit_estimator
 from bishop_ray.training.loop import fit_network
 
 BINARY, MULTI, REGRESSION = TaskType.BINARY, TaskType.MULTICLASS, TaskType.REGRESSION
@@ -70,10 +70,10 @@ def importances(found: Explanation) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("task", [BINARY, REGRESSION])
-@pytest.mark.parametrize("cells", [1, permutation._CELLS])
+@pytest.mark.parametrize("cells", [1, explanation._CELLS])
 def test_equals_what_it_is_by_hand(task: TaskType, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one call of the model or in several; the user's columns exchanged, encoded and predicted."""
-    monkeypatch.setattr(permutation, "_CELLS", cells)
+    monkeypatch.setattr(explanation, "_CELLS", cells)
     predictor, frame, target = linear(task)
     random = np.random.Generator(np.random.PCG64(3))
     orders = [random.permutation(len(frame)) for _ in range(4)]
@@ -289,7 +289,7 @@ def test_only_bishops_explanation_imports_bishop() -> None:
         "import sys\n"
         "sys.modules['entmax'] = None\n"
         "import bishop_ray.predictor\n"
-        "from bishop_ray.predictor.gaze import column_attention\n"
+        "from bishop_ray.predictor.explanation import column_attention\n"
         "assert column_attention(type('P', (), {'model_names': ('xgboost',)}), [], []) is None\n"
         "sys.exit(any(name.startswith('bishop_ray.models.bishop') for name in sys.modules))"
     )

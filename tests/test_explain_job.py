@@ -10,13 +10,14 @@ import pytest
 from fakes import make_table
 from test_predictor import make_predictor
 
-from bishop_ray import models_cli
-from bishop_ray.data.raw import make_raw
+from bishop_ray.cli import models
+from bishop_ray.data.schema import make_raw
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.predictor import Predictor
-from bishop_ray.tracking import StudyTracker, register_best
-from bishop_ray.tracking.holdout import score_file
+from bishop_ray.registry import register_best
+from bishop_ray.registry.compare import score_file
+from bishop_ray.tracking import StudyTracker
 
 pytest_plugins = ("tracking_fixtures",)
 RAW = make_table(TaskType.BINARY, rows=60, with_missing=True)
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: object) -> int:
-    return models_cli.run_models(models_cli.models_parser().parse_args(["explain", *map(str, words)]))
+    return models.run_models(models.models_parser().parse_args(["explain", *map(str, words)]))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -12,17 +12,17 @@ import unruly
 from fault_tools import TABLE, ray_with
 from optuna.trial import TrialState
 
-from bishop_ray.ablations.run import AblationConfig, run_ablation
-from bishop_ray.ablations.settings import Setting
 from bishop_ray.config import Resources, StudyConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import StorageFull
+from bishop_ray.paper.ablations.run import AblationConfig, run_ablation
+from bishop_ray.paper.ablations.settings import Setting
+from bishop_ray.search.callback import Progress
+from bishop_ray.search.search import run_study
+from bishop_ray.search.study import read_study, study_folder
 from bishop_ray.tracking import check_tracking, runs_frame
-from bishop_ray.training.groups import RESTARTS
-from bishop_ray.tuning.progress import Progress
-from bishop_ray.tuning.store import read_study, study_folder
-from bishop_ray.tuning.study import run_study
+from bishop_ray.training.ray_train import RESTARTS
 
 pytestmark = pytest.mark.faults
 
@@ -46,7 +46,7 @@ def study(tmp_path: Path, *ways: str) -> StudyConfig:
 
 
 def test_every_way_ends_as_what_it_is(ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bishop_ray.tuning.recorder.HANG_SECONDS", 5.0)
+    monkeypatch.setattr("bishop_ray.search.callback.HANG_SECONDS", 5.0)
     config = study(tmp_path, "hangs", "raises", "memory", "dies", "dies once", "fine")
     events: list[str] = []
     result = run_study(config, lambda progress: events.append(progress.last))
@@ -108,7 +108,7 @@ def test_no_space_in_the_final_evaluation_is_the_same_line(ray_here: None, tmp_p
 def test_a_trial_that_waits_says_for_what(ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    monkeypatch.setattr("bishop_ray.tuning.watch.PENDING_SECONDS", 2.0)
+    monkeypatch.setattr("bishop_ray.search.stopper.PENDING_SECONDS", 2.0)
 
     @ray.remote(num_cpus=ray.cluster_resources()["CPU"])
     class Holder:

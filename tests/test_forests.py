@@ -20,7 +20,7 @@ from sklearn.ensemble import (
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import TrainingFailed, UserError
-from bishop_ray.models import trees as tree_file
+from bishop_ray.models import sklearn_trees as tree_file
 from bishop_ray.models.base import Array
 from bishop_ray.models.gbdt import GBDT
 from bishop_ray.models.random_forest import RandomForest

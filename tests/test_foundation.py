@@ -17,7 +17,7 @@ import torch
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.models import model_class, not_installed
-from bishop_ray.models.in_context import MANIFEST, InContextModel, context_rows
+from bishop_ray.models.foundation import MANIFEST, InContextModel, context_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = {TaskType.BINARY: 2, TaskType.MULTICLASS: 5, TaskType.REGRESSION: 1}

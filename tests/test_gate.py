@@ -17,15 +17,25 @@ from fakes import make_table
 from test_predictor import make_predictor
 
 from bishop_ray.data.preprocess import Preprocessor
-from bishop_ray.data.raw import make_raw
+from bishop_ray.data.schema import make_raw
 from bishop_ray.data.table import TaskType
+from bishop_ray.metrics.bootstrap import Scored, paired_bootstrap
 from bishop_ray.predictor import Predictor
-from bishop_ray.tracking import gate
-from bishop_ray.tracking.evidence import FOLDER, Evidence, Validation
-from bishop_ray.tracking.gate_server import check
-from bishop_ray.tracking.holdout import score_file
-from bishop_ray.tracking.sample import AS_TRAINED, OUTPUTS, ROWS, read_cases, read_validation, seconds_of, write_sample
-from bishop_ray.training.paired import Scored, paired_bootstrap
+from bishop_ray.registry import gate
+from bishop_ray.registry.compare import score_file
+from bishop_ray.registry.gate_cases import (
+    AS_TRAINED,
+    FOLDER,
+    OUTPUTS,
+    ROWS,
+    Evidence,
+    Validation,
+    read_cases,
+    read_validation,
+    seconds_of,
+    write_sample,
+)
+from bishop_ray.registry.gate_server import check
 
 RAW = make_table(TaskType.BINARY, rows=100, with_missing=True)
 

@@ -68,5 +68,5 @@ def test_a_network_that_asks_the_device_for_a_value_trains_eagerly(caplog):
     torch.manual_seed(0)
     _, _, seen = fit(**graphed(SETTING), network=Asks(spec_of(TaskType.BINARY)))
     assert [r.train_loss for r in seen] == pytest.approx([r.train_loss for r in fit(**SETTING)[2]], rel=1e-3)
-    said = [record for record in caplog.records if record.name == "bishop_ray.training.graphs"]
+    said = [record for record in caplog.records if record.name == "bishop_ray.training.cuda_graphs"]
     assert len(said) == 1

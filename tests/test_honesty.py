@@ -14,13 +14,13 @@ import pytest
 from fault_tools import ray_with
 
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.refs import file_ref
 from bishop_ray.data.split import SplitProtocol, split_indices
-from bishop_ray.data.suites import file_ref
 from bishop_ray.data.table import RawDataset, TaskType
+from bishop_ray.search.dataset import load, open_test
+from bishop_ray.search.search import run_study
+from bishop_ray.search.study import read_study, study_folder
 from bishop_ray.tracking import check_tracking, runs_frame
-from bishop_ray.tuning.prepare import load, open_test
-from bishop_ray.tuning.store import read_study, study_folder
-from bishop_ray.tuning.study import run_study
 
 
 def sorted_table(rows: int) -> pd.DataFrame:

@@ -11,8 +11,8 @@ from pathlib import Path
 import optuna
 import pytest
 
-from bishop_ray.tuning.interrupts import Held
-from bishop_ray.tuning.journal import JOURNAL, LOCK, Journal, open_journal
+from bishop_ray.search.journal import JOURNAL, LOCK, Journal, open_journal
+from bishop_ray.signals import DeferredSignals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -43,7 +43,7 @@ def test_what_comes_meanwhile_is_handled_at_the_end(sign: signal.Signals, error:
     done = []
 
     def held() -> None:
-        with Held():
+        with DeferredSignals():
             for _ in range(3):
                 send(sign)
             done.append(True)
@@ -59,7 +59,7 @@ def test_the_second_one_does_not_wait() -> None:
     done = []
 
     def held() -> None:
-        with Held(patience=1):
+        with DeferredSignals(patience=1):
             send()
             done.append(1)
             send()
@@ -71,7 +71,7 @@ def test_the_second_one_does_not_wait() -> None:
 
 
 def test_release_handles_once() -> None:
-    with Held(patience=1) as held:
+    with DeferredSignals(patience=1) as held:
         held.release()
         send()
         with pytest.raises(KeyboardInterrupt):
@@ -83,12 +83,12 @@ def test_an_inner_context_hands_over() -> None:
     done = []
 
     def held() -> None:
-        with Held(patience=1):
-            with Held():
+        with DeferredSignals(patience=1):
+            with DeferredSignals():
                 send()
                 done.append("inner")
             done.append("outer")
-            with Held():
+            with DeferredSignals():
                 send()
                 done.append("inner again")
             done.append("never")
@@ -100,11 +100,11 @@ def test_an_inner_context_hands_over() -> None:
 
 def test_threads_and_what_the_system_does_are_left_alone() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with Held():
+    with DeferredSignals():
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
     def inside() -> None:
-        with Held():
+        with DeferredSignals():
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     thread = threading.Thread(target=inside)

@@ -15,11 +15,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bishop_ray import ablate_cli, cli, commands, reproduce_cli, train_cli
+from bishop_ray import cli
+from bishop_ray.cli import ablate, reproduce, train, tune
 from bishop_ray.errors import UserError
-from bishop_ray.home import check_storage
+from bishop_ray.paths import check_storage
+from bishop_ray.search.cluster import Cluster
 from bishop_ray.tracking import check_tracking, runs_frame
-from bishop_ray.tuning.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ["--space", str(ROOT / "tests" / "tiny_space.yaml")]
@@ -207,16 +208,16 @@ def test_dry_run_over_several_models_names_those_that_will_be_skipped(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "catboost" else find(name, *a))
-    monkeypatch.setattr(commands, "connect_cluster", lambda address: Cluster(4, 0))
+    monkeypatch.setattr(tune, "connect_cluster", lambda address: Cluster(4, 0))
     flags = ["--dataset", "iris", "--models", "all", "--dry-run", "--trials", "12"]
-    assert commands.tune(cli.tune_parser().parse_args(flags)) == 0
+    assert tune.tune(cli.tune_parser().parse_args(flags)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "iris-catboost-s0: will be skipped: catboost needs catboost: pip install 'bishop-ray[boosters]'" in lines
     assert any(line.startswith("iris-tabpfn-s0: ") and "will be skipped: tabpfn needs" in line for line in lines)
     assert "mlp: 12 trials per dataset, shared with the other models, up to 200 epochs each" in lines
     assert not any(line.startswith("catboost: ") for line in lines)
     with pytest.raises(UserError, match="pip install"):
-        commands.tune(cli.tune_parser().parse_args(["--dataset", "iris", "--models", "catboost", "--dry-run"]))
+        tune.tune(cli.tune_parser().parse_args(["--dataset", "iris", "--models", "catboost", "--dry-run"]))
 
 
 BAD = [
@@ -262,7 +263,7 @@ BAD = [
 @pytest.mark.parametrize(("flags", "words"), BAD, ids=lambda value: " ".join(value) or "nothing")
 def test_bad_input_is_one_clear_line(flags: list[str], words: list[str], table: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        commands.tune(cli.tune_parser().parse_args([str(table) if f == "TABLE" else f for f in flags]))
+        tune.tune(cli.tune_parser().parse_args([str(table) if f == "TABLE" else f for f in flags]))
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -286,7 +287,7 @@ def test_bad_files_are_one_clear_line(content: str, words: list[str], tmp_path: 
     path = tmp_path / "bad.csv"
     path.write_text(content)
     with pytest.raises(UserError) as caught:
-        commands.tune(cli.tune_parser().parse_args(["--table", str(path), "--target", "price"]))
+        tune.tune(cli.tune_parser().parse_args(["--table", str(path), "--target", "price"]))
     message = str(caught.value)
     assert "\n" not in message
     for word in ["bad.csv", *words]:
@@ -303,11 +304,11 @@ def test_exit_code_and_standard_error(tmp_path: Path) -> None:
 
 
 JOBS = {
-    "tune": lambda flags: commands.tune(cli.tune_parser().parse_args(flags)),
-    "train": lambda flags: train_cli.run_train(train_cli.train_parser().parse_args(flags)),
-    "ablate": lambda flags: ablate_cli.run_ablate(ablate_cli.ablate_parser().parse_args(["depth", *flags])),
-    "reproduce": lambda flags: reproduce_cli.run_reproduce(
-        reproduce_cli.reproduce_parser().parse_args(["--paper-table", "1", *flags])
+    "tune": lambda flags: tune.tune(cli.tune_parser().parse_args(flags)),
+    "train": lambda flags: train.run_train(train.train_parser().parse_args(flags)),
+    "ablate": lambda flags: ablate.run_ablate(ablate.ablate_parser().parse_args(["depth", *flags])),
+    "reproduce": lambda flags: reproduce.run_reproduce(
+        reproduce.reproduce_parser().parse_args(["--paper-table", "1", *flags])
     ),
 }
 
@@ -323,7 +324,7 @@ def test_storage_that_cannot_be_written_is_told_first(
     def started(address: str) -> Cluster:
         raise AssertionError("Ray is started")
 
-    monkeypatch.setattr(commands, "connect_cluster", started)
+    monkeypatch.setattr(tune, "connect_cluster", started)
     with pytest.raises(UserError, match=rf"^--storage or BISHOP_RAY_HOME: cannot write {below}: Not a directory$"):
         JOBS[job]([*flags, "--storage", str(below)])
     monkeypatch.setenv("BISHOP_RAY_HOME", str(below))
@@ -397,4 +398,4 @@ def test_suite_on_the_mirror(mirror: str, tmp_path: Path, openml_cache: Path) ->
 def test_metric_that_fits_none_of_several_tasks(mirror: str, openml_cache: Path) -> None:
     flags = ["--task", "361093", "361288", "--openml-server", mirror, "--metric", "auc"]
     with pytest.raises(UserError, match="metric 'auc' does not fit a regression task"):
-        commands.tune(cli.tune_parser().parse_args(flags))
+        tune.tune(cli.tune_parser().parse_args(flags))

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from optuna.trial import Trial, TrialState
 
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import DATASETS_I
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import StorageFull
-from bishop_ray.tuning.journal import JOURNAL, LOCK, mend, open_journal
-from bishop_ray.tuning.samplers import SAMPLERS, sampler_factory
+from bishop_ray.search.journal import JOURNAL, LOCK, mend, open_journal
+from bishop_ray.search.samplers import SAMPLERS, sampler_factory
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -77,7 +77,7 @@ def test_no_space_leaves_the_journal_whole(tmp_path: Path) -> None:
         """
         import errno, resource, signal, sys
         from pathlib import Path
-        import bishop_ray.tuning.journal as journal
+        import bishop_ray.search.journal as journal
         import optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = Path(sys.argv[1])

@@ -14,12 +14,12 @@ import pytest
 import ray
 
 from bishop_ray.config import Resources, StudyConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import embedded_ref
+from bishop_ray.search.callback import Progress
+from bishop_ray.search.cluster import QUIET, _own_token
+from bishop_ray.search.search import run_study
 from bishop_ray.tracking import check_tracking
-from bishop_ray.tuning.cluster import QUIET, _own_token
-from bishop_ray.tuning.progress import Progress
-from bishop_ray.tuning.study import run_study
 
 pytestmark = pytest.mark.faults
 

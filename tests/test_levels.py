@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from bishop_ray.data import Preprocessor
-from bishop_ray.data.levels import FEW_LEVELS, MAX_BUCKETS, MAX_LEVELS, CategoricalColumn, fit_category
-from bishop_ray.data.raw import make_raw
+from bishop_ray.data.categorical import FEW_LEVELS, MAX_BUCKETS, MAX_LEVELS, CategoricalColumn, fit_category
+from bishop_ray.data.schema import make_raw
 from bishop_ray.predictor import FORMAT, MANIFEST, Predictor
 
 OLD = Path(__file__).parent / "format_2"
@@ -87,7 +87,7 @@ def test_buckets_are_the_same_in_every_process_and_dtype() -> None:
     expected = codes(column, texts)
     assert expected == [1, 81, 208, 161, 182, 120, 106, 77]
     code = (
-        "import sys, json\nfrom bishop_ray.data.levels import CategoricalColumn\nimport pandas as pd\n"
+        "import sys, json\nfrom bishop_ray.data.categorical import CategoricalColumn\nimport pandas as pd\n"
         "print(CategoricalColumn('c', ('a',), 256).codes(pd.Series(json.loads(sys.argv[1]), dtype=object)).tolist())"
     )
     root = Path(__file__).resolve().parents[1]

@@ -12,12 +12,11 @@ import pandas as pd
 import pytest
 
 from bishop_ray.config import StudyConfig
-from bishop_ray.data.suites import file_ref
+from bishop_ray.data.refs import file_ref
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.dataset import FINDINGS
+from bishop_ray.search.search import run_automl, run_study
 from bishop_ray.tracking import runs_frame
-from bishop_ray.tuning.automl import run_automl
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.look import FINDINGS
-from bishop_ray.tuning.study import run_study
 
 pytest_plugins = ("study_fixtures",)
 pytestmark = pytest.mark.slow

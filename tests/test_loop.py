@@ -17,8 +17,8 @@ from bishop_ray.data.table import TaskType
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.metrics import evaluate
 from bishop_ray.training.loop import EpochResult, fit_network
-from bishop_ray.training.progress import Progress
-from bishop_ray.training.steps import build_optimizer
+from bishop_ray.training.optimizer import build_optimizer
+from bishop_ray.training.results import Patience
 
 
 @pytest.mark.parametrize("task", list(TaskType))
@@ -120,7 +120,7 @@ def test_best_weights_are_restored():
 
 
 def test_best_epoch_is_the_best_score_and_among_equals_the_lower_loss():
-    progress = Progress()
+    progress = Patience()
     for epoch, (loss, score) in enumerate([(0.5, 0.8), (0.4, 0.7), (0.6, 0.9), (0.3, 0.9), (0.3, 0.9)], 1):
         progress.note(epoch, loss, score)
     assert (progress.best_epoch, progress.best_score, progress.best_loss) == (4, 0.9, 0.3)

@@ -17,9 +17,9 @@ from training_fakes import CONFIG, Mlp, spec_of, table
 from bishop_ray.data.table import Table, TaskType
 from bishop_ray.models import MODELS, create_model
 from bishop_ray.models.embeddings import quantile_edges
+from bishop_ray.training.device_table import Resident
 from bishop_ray.training.loop import fit_network
-from bishop_ray.training.memory import PEAK, begin_peaks, peaks
-from bishop_ray.training.resident import Resident
+from bishop_ray.training.system import PEAK, begin_peaks, peaks
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")

@@ -22,14 +22,15 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from test_security import payloads
 
-from bishop_ray import cli, models_cli
+from bishop_ray import cli
+from bishop_ray.cli import models
 from bishop_ray.errors import UserError
 from bishop_ray.models import MODELS
 from bishop_ray.predictor import EnsemblePredictor, Predictor
-from bishop_ray.predictor.files import hash_file, hash_folder
-from bishop_ray.tracking import load_best
-from bishop_ray.tuning.rebuild import NoEnsemble, Rebuilt, rebuild_ensemble
-from bishop_ray.tuning.replay import replay_run
+from bishop_ray.predictor.storage import hash_file, hash_folder
+from bishop_ray.registry import load_best
+from bishop_ray.search.rebuild import NoEnsemble, Rebuilt, rebuild_ensemble
+from bishop_ray.search.replay import replay_run
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH = "diabetes-automl-s0"
@@ -80,7 +81,7 @@ def members(rebuilt: Rebuilt) -> dict[str, float]:
 
 
 def command(*flags: str) -> int:
-    return models_cli.run_models(models_cli.models_parser().parse_args(flags))
+    return models.run_models(models.models_parser().parse_args(flags))
 
 
 def test_the_command_finds_what_the_search_registered(place: Place, tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ def test_output_replaces_nothing_of_the_users(place: Place, tmp_path: Path) -> N
 )
 def test_bad_flags(flags: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        models_cli.models_parser().parse_args(flags)
+        models.models_parser().parse_args(flags)
 
 
 def test_exit_codes_of_the_process(tmp_path: Path) -> None:

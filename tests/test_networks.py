@@ -16,9 +16,9 @@ from torch import nn
 
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import UserError
+from bishop_ray.models.embeddings import OneHot
 from bishop_ray.models.ft_transformer import FTTransformer
 from bishop_ray.models.mlp import MLP
-from bishop_ray.models.onehot import OneHot
 from bishop_ray.models.resnet import ResNet
 from bishop_ray.models.tab_transformer import TabTransformer
 from bishop_ray.models.tabm import TabM

@@ -11,7 +11,7 @@ from fakes import make_table
 from scipy.stats import norm
 from sklearn.preprocessing import QuantileTransformer
 
-from bishop_ray.data.numbers import MAX_QUANTILES, NUMERIC_KINDS, coded_numbers, fit_numbers
+from bishop_ray.data.numeric import MAX_QUANTILES, NUMERIC_KINDS, coded_numbers, fit_numbers
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, TaskType
 

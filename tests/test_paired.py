@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable
 from bishop_ray.metrics import METRICS, evaluate
-from bishop_ray.training.paired import Scored, _statistic, paired_bootstrap
+from bishop_ray.metrics.bootstrap import Scored, _statistic, paired_bootstrap
 
 
 def probabilities(y: NDArray[np.int64], noise: float, classes: int, seed: int) -> NDArray[np.float64]:

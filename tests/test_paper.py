@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from bishop_ray import paper
 from bishop_ray.config import TrainConfig
-from bishop_ray.data.suites import PAPER_TASKS
+from bishop_ray.data.refs import PAPER_TASKS
 from bishop_ray.errors import UnknownName
 from bishop_ray.models import MODELS, model_class
+from bishop_ray.paper import printed
 
 ABLATIONS = ("components", "components_regression", "hopfield", "rotation", "depth")
 
 
 def test_table_1_has_the_papers_cells() -> None:
-    table = paper.table(1)
+    table = printed.table(1)
     assert len(table.datasets) == 9
     assert set(table.models) < set(MODELS)
-    assert table.score("seismic_bumps", "bishop") == paper.Score(91.88)
-    assert table.score("adult", "saint") == paper.Score(91.6, source="quoted from Borisov et al. 2022")
+    assert table.score("seismic_bumps", "bishop") == printed.Score(91.88)
+    assert table.score("adult", "saint") == printed.Score(91.6, source="quoted from Borisov et al. 2022")
     assert table.score("adult", "realmlp") is None
     assert {table.metric(dataset) for dataset in table.datasets} == {"auc"}
     assert sum(table.trials(dataset) or 0 for dataset in table.datasets) == 709
@@ -31,7 +31,7 @@ def test_table_1_has_the_papers_cells() -> None:
 
 
 def test_table_2_has_the_papers_tasks() -> None:
-    table = paper.table(2)
+    table = printed.table(2)
     by_suite = {suite: tuple(int(d) for d in table.datasets if table.suite(d) == suite) for suite in PAPER_TASKS}
     assert by_suite == PAPER_TASKS
     assert set(table.models) < set(MODELS)
@@ -41,8 +41,8 @@ def test_table_2_has_the_papers_tasks() -> None:
 
 
 def test_means_and_ranks_of_table_2_fit_but_for_one_cell() -> None:
-    table = paper.table(2)
-    mended = replace(table, _scores={**table._scores, ("361065", "random_forest"): paper.Score(85.55)})
+    table = printed.table(2)
+    mended = replace(table, _scores={**table._scores, ("361065", "random_forest"): printed.Score(85.55)})
     for model in table.models:
         if model != "random_forest":
             assert table.mean(model) == pytest.approx(table.printed["mean score"][model], abs=0.006)
@@ -57,14 +57,14 @@ def test_means_and_ranks_of_table_2_fit_but_for_one_cell() -> None:
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_means_of_the_ablations_fit(name: str) -> None:
-    table = paper.ablation(name)
+    table = printed.ablation(name)
     for setting in table.models:
         slip = (name, setting) == ("components", "no_cat_emb")
         assert (table.mean(setting) == pytest.approx(table.printed["mean score"][setting], abs=0.0101)) is not slip
 
 
 def test_importance_is_of_hyperparameters_that_exist() -> None:
-    figures = paper.importance()["average"]
+    figures = printed.importance()["average"]
     assert max(figures, key=lambda name: figures[name]) == "train.lr"
     assert sum(figures.values()) == pytest.approx(0.8)
     known = {f"model.{k}" for k in model_class("bishop").__init__.__kwdefaults__} | {
@@ -73,9 +73,9 @@ def test_importance_is_of_hyperparameters_that_exist() -> None:
     assert set(figures) <= known
 
 
-@pytest.mark.parametrize("dataset", paper.table(1).datasets)
+@pytest.mark.parametrize("dataset", printed.table(1).datasets)
 def test_the_authors_configurations_can_be_built(dataset: str) -> None:
-    params = paper.tuned(dataset)
+    params = printed.tuned(dataset)
     assert params is not None
     model_class("bishop").check(**params["model"])
     TrainConfig(**params["train"])
@@ -83,12 +83,12 @@ def test_the_authors_configurations_can_be_built(dataset: str) -> None:
 
 
 def test_unknown_names_are_said() -> None:
-    assert paper.tuned("iris") is None
+    assert printed.tuned("iris") is None
     for call in (
-        lambda: paper.table(3),
-        lambda: paper.ablation("sparsity"),
-        lambda: paper.table(1).metric("iris"),
-        lambda: paper.table(1).ranks("realmlp"),
+        lambda: printed.table(3),
+        lambda: printed.ablation("sparsity"),
+        lambda: printed.table(1).metric("iris"),
+        lambda: printed.table(1).ranks("realmlp"),
     ):
         with pytest.raises(UnknownName):
             call()

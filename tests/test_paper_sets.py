@@ -11,16 +11,17 @@ import pandas as pd
 import pytest
 from conftest import openml_server
 
-from bishop_ray import cli, paper
-from bishop_ray.choices import check_metric_fits, datasets
-from bishop_ray.data.paper_load import _fold, _known, clean_paper
-from bishop_ray.data.paper_sets import PAPER_SETS
-from bishop_ray.data.sources import load_dataset, paper_dataset
+from bishop_ray import cli
+from bishop_ray.cli.plan import check_metric_fits, datasets
+from bishop_ray.data.load import load_dataset, paper_dataset
+from bishop_ray.data.paper_datasets import PAPER_SETS
+from bishop_ray.data.paper_files import _fold, _known, clean_paper
+from bishop_ray.data.refs import list_datasets, paper_ref
 from bishop_ray.data.split import DATASETS_I, protocol, split_indices
-from bishop_ray.data.suites import list_datasets, paper_ref
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable, UnknownName, UserError
 from bishop_ray.metrics import default_metric
+from bishop_ray.paper import printed
 
 PAPER_COUNTS = {  # the paper's table "Details of Datasets": numerical, categorical, rows of its three parts
     "adult": (6, 8, 34190 + 9769 + 4884),
@@ -37,7 +38,7 @@ ONE_TOO_HIGH = {"adult", "bank", "blastchar", "shrutime", "spambase"}
 
 
 def test_records_are_the_papers_table() -> None:
-    assert tuple(PAPER_SETS) == paper.table(1).datasets
+    assert tuple(PAPER_SETS) == printed.table(1).datasets
     for name, (numerical, categorical, rows) in PAPER_COUNTS.items():
         record = PAPER_SETS[name]
         assert len(record.numerical) == numerical - (name == "spambase"), name  # it counts the class

@@ -20,14 +20,14 @@ from bishop_ray.data import Preprocessor, split_dataset
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import TrainingFailed
 from bishop_ray.models.base import Network
-from bishop_ray.models.bishop import BiSHop
+from bishop_ray.models.bishop.model import BiSHop
 from bishop_ray.predictor import Predictor
+from bishop_ray.search.cluster import connect
 from bishop_ray.training.checkpoint import has_state
+from bishop_ray.training.distributed import Ranks
+from bishop_ray.training.job import StudyData, TrialSettings
 from bishop_ray.training.loop import EpochResult, FitResult, fit_network
-from bishop_ray.training.ranks import Ranks
-from bishop_ray.training.trial import StudyData, TrialSettings
-from bishop_ray.training.worker import evaluate_seed
-from bishop_ray.tuning.cluster import connect
+from bishop_ray.training.trainable import evaluate_seed
 
 
 def test_shares_cover_every_row_once():

@@ -11,8 +11,8 @@ from training_fakes import CONFIG, Cramped, Mlp, fit, numbers, same_weights, spe
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import TrainingFailed
-from bishop_ray.training.passes import Passes, is_out_of_memory
-from bishop_ray.training.resident import Resident
+from bishop_ray.training.device_table import Resident
+from bishop_ray.training.micro_batch import Passes, is_out_of_memory
 
 CPU = torch.device("cpu")
 
@@ -93,7 +93,7 @@ def test_training_goes_on_with_the_same_steps_and_says_so(caplog):
     assert [r.train_loss for r in seen] == pytest.approx([r.train_loss for r in expected], rel=1e-4)
     for (name, a), b in zip(network.named_parameters(), free.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
-    said = [record.message for record in caplog.records if record.name == "bishop_ray.training.passes"]
+    said = [record.message for record in caplog.records if record.name == "bishop_ray.training.micro_batch"]
     assert said[0] == "out of memory; from now on training passes of at most 16 rows"
     assert said[-1] == "out of memory; from now on validation passes of at most 7 rows"
 

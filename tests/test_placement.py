@@ -19,10 +19,9 @@ from optuna.trial import TrialState
 from bishop_ray.config import Params, Resources, StudyConfig
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import UserError
-from bishop_ray.tracking import runs_frame
-from bishop_ray.training.cards import smallest_gpu
-from bishop_ray.training.trial import StudyData, TrialSettings
-from bishop_ray.tuning.cluster import (
+from bishop_ray.search.allocation import SuccessiveHalving
+from bishop_ray.search.callback import StudyCallback
+from bishop_ray.search.cluster import (
     QUIET,
     Cluster,
     _own_token,
@@ -31,16 +30,29 @@ from bishop_ray.tuning.cluster import (
     shared_slots,
     trial_resources,
 )
-from bishop_ray.tuning.placement import CONTEXT, COPIES, LIBRARY, SAFETY, Placement
-from bishop_ray.tuning.prepare import load
-from bishop_ray.tuning.race import Race
-from bishop_ray.tuning.ranges import Range
-from bishop_ray.tuning.recorder import StudyRecorder
-from bishop_ray.tuning.room import PROCESS, Ask, Node, TooLarge, classes, gpu_class, memory_class
-from bishop_ray.tuning.searcher import GIVE_UP, RaceSearcher, StudyAsker
-from bishop_ray.tuning.space import SearchSpace, load_space
-from bishop_ray.tuning.store import open_study
-from bishop_ray.tuning.study import StudyFailed, run_study
+from bishop_ray.search.dataset import load
+from bishop_ray.search.parameters import Range
+from bishop_ray.search.placement import (
+    CONTEXT,
+    COPIES,
+    LIBRARY,
+    PROCESS,
+    SAFETY,
+    Node,
+    Placement,
+    ResourceRequest,
+    TooLarge,
+    classes,
+    gpu_class,
+    memory_class,
+)
+from bishop_ray.search.search import StudyFailed, run_study
+from bishop_ray.search.searcher import GIVE_UP, ModelSearcher, TrialSource
+from bishop_ray.search.space import SearchSpace, load_space
+from bishop_ray.search.study import open_study
+from bishop_ray.tracking import runs_frame
+from bishop_ray.training.job import StudyData, TrialSettings
+from bishop_ray.training.system import smallest_gpu
 
 pytest_plugins = ("study_fixtures",)
 
@@ -212,21 +224,21 @@ def test_small_points_share_and_large_ones_get_all() -> None:
     narrow, wide = (placement([Node(2, memory=64 * GB)]).need(p).whole for p in (NARROW, WIDE))
     assert wide > 1.3 * narrow
     on_cpus = placement([Node(4, memory=int(4.2 * narrow))])
-    assert on_cpus.of(NARROW) == Ask(1, 0, int(4.2 * narrow / 4))
-    assert on_cpus.of(WIDE) == Ask(1, 0, int(4.2 * narrow / 2))
+    assert on_cpus.of(NARROW) == ResourceRequest(1, 0, int(4.2 * narrow / 4))
+    assert on_cpus.of(WIDE) == ResourceRequest(1, 0, int(4.2 * narrow / 2))
     alone = placement([Node(4, memory=int(1.1 * wide))])
-    assert alone.of(WIDE) == Ask(1, 0, int(1.1 * wide))
+    assert alone.of(WIDE) == ResourceRequest(1, 0, int(1.1 * wide))
     assert on_cpus.at_a_time(on_cpus.of(NARROW), 9) == 4
     assert on_cpus.at_a_time(on_cpus.of(WIDE), 9) == 2
     assert on_cpus.at_a_time(on_cpus.of(WIDE), 1) == 1
 
     more = CONTEXT - PROCESS
     card = placement([Node(8, 1, GB, int(8.1 * (narrow + more)))], Resources(1, 1 / 8, packed=True))
-    assert card.of(NARROW) == Ask(1, 1 / 8)
-    assert card.of(WIDE) == Ask(1, 1 / 4)
+    assert card.of(NARROW) == ResourceRequest(1, 1 / 8)
+    assert card.of(WIDE) == ResourceRequest(1, 1 / 4)
     explicit = placement([Node(8, 1, GB, int(8.1 * (narrow + more)))], Resources(1, 0.3))
-    assert explicit.of(WIDE) == Ask(1, 0.3)
-    assert placement([]).of(WIDE) == Ask(1), "nothing known of the nodes, nothing predicted"
+    assert explicit.of(WIDE) == ResourceRequest(1, 0.3)
+    assert placement([]).of(WIDE) == ResourceRequest(1), "nothing known of the nodes, nothing predicted"
     unbuildable: Params = {"model": {"d_block": -1}, "train": {}}
     assert on_cpus.of(unbuildable) == on_cpus.of(NARROW), "its trial fails and tells why"
 
@@ -244,7 +256,7 @@ def test_what_fits_nowhere_is_refused_with_its_size(resources: Resources) -> Non
     )
     larger = [*nodes, Node(0, memory=64 * GB)]
     assert isinstance(placement(larger, resources).of(WIDE), TooLarge), "a node without CPUs takes no trial"
-    assert isinstance(placement([*nodes, Node(1, memory=64 * GB)], resources).of(WIDE), Ask)
+    assert isinstance(placement([*nodes, Node(1, memory=64 * GB)], resources).of(WIDE), ResourceRequest)
 
 
 def test_a_batch_that_fits_in_parts_is_tried() -> None:
@@ -253,7 +265,7 @@ def test_a_batch_that_fits_in_parts_is_tried() -> None:
     need = placement([Node(2, 1, GB, 64 * GB)], resources, "ft_transformer").need(params)
     tight = placement([Node(2, 1, GB, int(need.whole) - 1)], resources, "ft_transformer")
     assert tight.need(params).least < need.whole
-    assert tight.of(params) == Ask(1, 1.0)
+    assert tight.of(params) == ResourceRequest(1, 1.0)
     tighter = placement([Node(2, 1, GB, int(tight.need(params).least) - 1)], resources, "ft_transformer")
     assert isinstance(tighter.of(params), TooLarge)
 
@@ -261,19 +273,19 @@ def test_a_batch_that_fits_in_parts_is_tried() -> None:
 def test_worker_groups_hold_what_they_held() -> None:
     assert placement([Node(2, memory=64 * GB)], Resources(1, 0, 2)).of(WIDE).bundle() == {"CPU": 0.01}
     assert placement([Node(2, memory=64 * GB)], Resources(1), trainer="ray").of(WIDE).bundle() == {"CPU": 0.01}
-    assert placement([Node(2, memory=64 * GB)], Resources(1), trainer="ray").again(WIDE) == Ask(1)
+    assert placement([Node(2, memory=64 * GB)], Resources(1), trainer="ray").again(WIDE) == ResourceRequest(1)
 
 
 Refused = list[tuple[str, int, str]]
 
 
 def searcher(
-    sizes: Callable[[Params], Ask | TooLarge],
+    sizes: Callable[[Params], ResourceRequest | TooLarge],
     total: int,
     slots: int,
     nodes: tuple[Node, ...] = (Node(4, memory=8),),
     seconds: float = 0.0,
-) -> tuple[RaceSearcher, optuna.Study, Refused]:
+) -> tuple[ModelSearcher, optuna.Study, Refused]:
     """One over a study whose first points are the numbers 0 to 9."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize")
@@ -286,16 +298,23 @@ def searcher(
         refused.append((model, number, reason))
         study.tell(number, state=TrialState.FAIL)
 
-    asker = StudyAsker(study, space, lambda n: RandomSampler(seed=n))
-    found = RaceSearcher(
-        {"a": asker}, {"cpu": Race(["a"])}, {"cpu": slots}, total, lambda *_: seconds, {"a": sizes}, nodes, refuse
+    asker = TrialSource(study, space, lambda n: RandomSampler(seed=n))
+    found = ModelSearcher(
+        {"a": asker},
+        {"cpu": SuccessiveHalving(["a"])},
+        {"cpu": slots},
+        total,
+        lambda *_: seconds,
+        {"a": sizes},
+        nodes,
+        refuse,
     )
     return found, study, refused
 
 
 def test_a_large_point_is_held_back_until_there_is_room_and_nobody_passes_it() -> None:
     sizes = [2, 2, 8, 2, 2]
-    asked, study, _ = searcher(lambda p: Ask(1, 0, sizes[p["model"]["x"]]), total=5, slots=4, seconds=10)
+    asked, study, _ = searcher(lambda p: ResourceRequest(1, 0, sizes[p["model"]["x"]]), total=5, slots=4, seconds=10)
     first = [asked.suggest(name) for name in ("t0", "t1", "t2", "t3")]
     assert [p["number"] for p in first[:2]] == [0, 1]
     assert first[2:] == [None, None], "the third waits, although a slot is free"
@@ -312,24 +331,24 @@ def test_a_large_point_is_held_back_until_there_is_room_and_nobody_passes_it() -
     asked.on_trial_complete("t2")
     rest = [asked.suggest(name) for name in ("t3", "t4", "t5")]
     assert [p["number"] for p in rest[:2]] == [3, 4]
-    assert rest[2] == RaceSearcher.FINISHED
+    assert rest[2] == ModelSearcher.FINISHED
 
 
 def test_what_fits_by_nobodys_count_is_left_to_ray() -> None:
-    asked, _, _ = searcher(lambda p: Ask(99, 0, 99), total=1, slots=4)
+    asked, _, _ = searcher(lambda p: ResourceRequest(99, 0, 99), total=1, slots=4)
     assert asked.suggest("t0")["bundle"] == {"CPU": 99, "memory": 99}
 
 
 def test_refused_points_count_and_take_no_slot() -> None:
     asked, study, refused = searcher(
-        lambda p: TooLarge("no room") if p["model"]["x"] in (0, 2) else Ask(1, 0, 1), total=4, slots=1
+        lambda p: TooLarge("no room") if p["model"]["x"] in (0, 2) else ResourceRequest(1, 0, 1), total=4, slots=1
     )
     assert asked.suggest("t0")["number"] == 1
     assert asked.suggest("t1") is None
     asked.on_trial_complete("t0")
     assert asked.suggest("t1")["number"] == 3
     asked.on_trial_complete("t1")
-    assert asked.suggest("t2") == RaceSearcher.FINISHED
+    assert asked.suggest("t2") == ModelSearcher.FINISHED
     assert refused == [("a", 0, "no room"), ("a", 2, "no room")]
     assert [t.state for t in study.trials] == [TrialState.FAIL, TrialState.RUNNING] * 2
 
@@ -340,7 +359,7 @@ def test_a_search_of_points_that_all_are_too_large_ends(total: int, tried: int) 
     found = None
     while found is None:
         found = asked.suggest("t0")
-    assert found == RaceSearcher.FINISHED
+    assert found == ModelSearcher.FINISHED
     assert len(refused) == tried == sum(t.state == TrialState.FAIL for t in study.trials)
 
 
@@ -392,26 +411,26 @@ def test_a_mixed_search_shares_processes_and_ends(
     bundles: dict[int, Any] = {}
     running: set[int] = set()
     beside: dict[int, set[int]] = defaultdict(set)
-    start, heard, ended = StudyRecorder.on_trial_start, StudyRecorder.on_trial_result, StudyRecorder._ended
+    start, heard, ended = StudyCallback.on_trial_start, StudyCallback.on_trial_result, StudyCallback._ended
 
-    def on_start(self: StudyRecorder, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+    def on_start(self: StudyCallback, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         running.add(trial.config["number"])
         for number in running:
             beside[number] |= running
         bundles[trial.config["number"]] = trial.placement_group_factory.required_resources
         start(self, iteration, trials, trial, **info)
 
-    def on_result(self: StudyRecorder, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+    def on_result(self: StudyCallback, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
         processes[trial.config["number"]] = result["pid"]
         heard(self, iteration, trials, trial, result, **info)
 
-    def on_end(self: StudyRecorder, trial: Any, *args: Any) -> None:
+    def on_end(self: StudyCallback, trial: Any, *args: Any) -> None:
         running.discard(trial.config["number"])
         ended(self, trial, *args)
 
-    monkeypatch.setattr(StudyRecorder, "on_trial_start", on_start)
-    monkeypatch.setattr(StudyRecorder, "on_trial_result", on_result)
-    monkeypatch.setattr(StudyRecorder, "_ended", on_end)
+    monkeypatch.setattr(StudyCallback, "on_trial_start", on_start)
+    monkeypatch.setattr(StudyCallback, "on_trial_result", on_result)
+    monkeypatch.setattr(StudyCallback, "_ended", on_end)
     config = study_of(config, [8, 12288, 16, 8, 2048, 16, 8])
     result = run_study(config)
     assert result.trials == {"complete": 6, "failed": 1}

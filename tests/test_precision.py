@@ -11,17 +11,17 @@ from fakes import make_table
 from training_fakes import CONFIG, Mlp, fit, same_weights, spec_of, table
 
 from bishop_ray import cli
-from bishop_ray.choices import studies
+from bishop_ray.cli.plan import studies
 from bishop_ray.config import Resources, TrainConfig
 from bishop_ray.data import Preprocessor
-from bishop_ray.data.suites import embedded_ref
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.models import create_model
 from bishop_ray.training import loop
+from bishop_ray.training.device_table import Resident
+from bishop_ray.training.job import TrialSettings
 from bishop_ray.training.precision import bf16_pays, resolve_precision
-from bishop_ray.training.resident import Resident
-from bishop_ray.training.trial import TrialSettings
 
 
 class Watched(Mlp):

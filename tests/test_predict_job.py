@@ -16,9 +16,9 @@ import pytest
 from fakes import make_table
 from test_predictor import make_predictor
 
-from bishop_ray import serve_cli
-from bishop_ray.data.batches import level_text
-from bishop_ray.data.raw import make_raw
+from bishop_ray.cli import serve
+from bishop_ray.data.files import level_text
+from bishop_ray.data.schema import make_raw
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.predictor import Predictor
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, file: Path, output: Path, *flags: str) -> pd.DataFrame:
     words = [str(folder), str(file), "-o", str(output), "--folder", *flags]
-    assert serve_cli.run_predict(serve_cli.predict_parser().parse_args(words)) == 0
+    assert serve.run_predict(serve.predict_parser().parse_args(words)) == 0
     assert [path.name for path in output.parent.glob(".*")] == []
     return pd.read_parquet(output) if output.suffix == ".parquet" else pd.read_csv(output)
 

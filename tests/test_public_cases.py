@@ -15,18 +15,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bishop_ray import ablate_cli, cli, commands, models_cli, report_cli, reproduce_cli, serve_cli, train_cli
+from bishop_ray import cli
+from bishop_ray.cli import ablate, models, reproduce, serve, train, tune
+from bishop_ray.cli import report as report_cli
 from bishop_ray.config import Resources, StudyConfig
-from bishop_ray.data.raw import make_raw
+from bishop_ray.data.refs import embedded_ref
+from bishop_ray.data.schema import make_raw
 from bishop_ray.data.split import SplitProtocol, split_indices
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.metrics import METRICS, evaluate
-from bishop_ray.training.ensemble import Member, cross_fitted, fold_of_rows, select
-from bishop_ray.training.trial import TrialSettings, train_here
-from bishop_ray.tuning.contenders import Contender, Problem, build_ensemble
-from bishop_ray.tuning.prepare import divide, prepare
+from bishop_ray.search.dataset import divide, prepare
+from bishop_ray.search.ensemble import Candidate, Problem, build_ensemble
+from bishop_ray.search.ensemble_selection import Member, cross_fitted, fold_of_rows, select
+from bishop_ray.training.job import TrialSettings, train_here
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -59,7 +61,7 @@ def test_weights_of_an_ensemble_fit_the_rows_of_a_shuffled_table(metric: str, tm
             return False
 
         train_here(settings.trial(params), data, folder / "c", note, folder)
-        found.append(Contender(model, 0, scores[-1], folder))
+        found.append(Candidate(model, 0, scores[-1], folder))
     task = raw.task
     problem = Problem(data.validation.y, metric, task, data.target_scale, 0)
     ensemble = build_ensemble(sorted(found, key=lambda c: -c.score), problem)
@@ -109,14 +111,14 @@ def test_seven_classes_one_of_three_rows_and_five_folds(metric: str) -> None:
 
 
 JOBS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
-    "tune": (cli.tune_parser, commands.tune),
-    "train": (train_cli.train_parser, train_cli.run_train),
-    "ablate": (ablate_cli.ablate_parser, ablate_cli.run_ablate),
-    "reproduce": (reproduce_cli.reproduce_parser, reproduce_cli.run_reproduce),
+    "tune": (cli.tune_parser, tune.tune),
+    "train": (train.train_parser, train.run_train),
+    "ablate": (ablate.ablate_parser, ablate.run_ablate),
+    "reproduce": (reproduce.reproduce_parser, reproduce.run_reproduce),
     "report": (report_cli.report_parser, report_cli.run_report),
-    "serve": (serve_cli.serve_parser, serve_cli.run_serve),
-    "predict": (serve_cli.predict_parser, serve_cli.run_predict),
-    "models": (models_cli.models_parser, models_cli.run_models),
+    "serve": (serve.serve_parser, serve.run_serve),
+    "predict": (serve.predict_parser, serve.run_predict),
+    "models": (models.models_parser, models.run_models),
 }
 LINES = (
     "tune --dataset iris --models mlp --trials 1",

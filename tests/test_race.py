@@ -18,12 +18,11 @@ from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
 from bishop_ray.config import Resources
-from bishop_ray.tuning.budget import Budget
-from bishop_ray.tuning.cluster import Cluster, shared_slots
-from bishop_ray.tuning.race import Race, Standing
-from bishop_ray.tuning.ranges import Range
-from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
-from bishop_ray.tuning.space import SearchSpace
+from bishop_ray.search.allocation import Budget, Standing, SuccessiveHalving
+from bishop_ray.search.cluster import Cluster, shared_slots
+from bishop_ray.search.parameters import Range
+from bishop_ray.search.searcher import ModelSearcher, TrialSource
+from bishop_ray.search.space import SearchSpace
 
 
 def standing(name: str, started: int = 0, best: float = -math.inf, **more: Any) -> Standing:
@@ -70,11 +69,14 @@ class World:
             killed_after: Ended trials in this run, after which whatever runs is left as it is.
         """
         askers = {
-            name: StudyAsker(study, self.spaces[name], lambda n: TPESampler(seed=n, n_startup_trials=4))
+            name: TrialSource(study, self.spaces[name], lambda n: TPESampler(seed=n, n_startup_trials=4))
             for name, study in self.studies.items()
         }
-        races = {kind: Race(names, self.folder / f"race-{kind}.json", self._note) for kind, names in self.kinds.items()}
-        searcher = RaceSearcher(askers, races, self.slots, total, lambda *_: 0.0)
+        races = {
+            kind: SuccessiveHalving(names, self.folder / f"race-{kind}.json", self._note)
+            for kind, names in self.kinds.items()
+        }
+        searcher = ModelSearcher(askers, races, self.slots, total, lambda *_: 0.0)
         log: list[tuple[str, int, str]] = []
         live: list[tuple[float, int, str, dict[str, Any]]] = []
         clock, ids = 0.0, itertools.count()
@@ -87,7 +89,7 @@ class World:
                 for kind, names in self.kinds.items():
                     self.most[kind] = max(self.most[kind], sum(p["model"] in names for *_, p in live))
             if not live:
-                assert point == RaceSearcher.FINISHED
+                assert point == ModelSearcher.FINISHED
                 return log
             if ended == killed_after:
                 return log
@@ -151,7 +153,7 @@ def test_the_last_two_race_to_the_end(tmp_path: Path) -> None:
 
 
 def test_ties_go_to_the_earlier_model() -> None:
-    race = Race(["a", "b", "c", "d"])
+    race = SuccessiveHalving(["a", "b", "c", "d"])
     assert race.next([standing(name, 1, 0.5) for name in "abcd"]) == "a"
     assert race.survivors == ["a", "b"]
 
@@ -162,7 +164,7 @@ def test_one_model_is_a_plain_search(tmp_path: Path) -> None:
 
 
 def test_interrupted_trials_go_on_before_anything_else() -> None:
-    race = Race(["a", "b", "c"])
+    race = SuccessiveHalving(["a", "b", "c"])
     table = [standing("a"), standing("b", 1, 0.5), standing("c", 3, 0.4, interrupted=1)]
     assert race.next(table) == "c"
     assert race.next([*table[:2], standing("c", 3, 0.4)]) == "a"
@@ -182,7 +184,7 @@ def test_when_all_are_exhausted_the_search_ends(tmp_path: Path) -> None:
 
 
 def test_those_dropped_go_on_when_the_others_cannot() -> None:
-    race = Race(["a", "b", "c", "d"])
+    race = SuccessiveHalving(["a", "b", "c", "d"])
     tried = [standing(name, 1, score) for name, score in zip("abcd", (0.1, 0.2, 0.9, 0.8), strict=True)]
     assert race.next(tried) == "c"
     assert race.survivors == ["c", "d"]
@@ -268,38 +270,38 @@ def test_killed_again_and_again_with_several_slots_no_trial_is_lost_or_doubled(t
 
 def test_a_resumed_race_keeps_who_went_on_and_gives_newcomers_one_trial(tmp_path: Path) -> None:
     record = tmp_path / "race.json"
-    race = Race(["a", "b", "c", "d"], record)
+    race = SuccessiveHalving(["a", "b", "c", "d"], record)
     race.next([standing(name, 1, score) for name, score in zip("abcd", (0.9, 0.1, 0.8, 0.2), strict=True)])
     assert race.survivors == ["a", "c"]
     # By now d would be better than c: the decision that was made stands.
-    resumed = Race(["new", "a", "b", "c", "d"], record)
+    resumed = SuccessiveHalving(["new", "a", "b", "c", "d"], record)
     assert (resumed.round, resumed.survivors) == (1, ["a", "c"])
     table = [standing("new"), *(standing(name, 1, 0.5) for name in "abcd")]
     assert resumed.next(table) == "new"
     table[0] = standing("new", 1, 0.99)
     assert resumed.next(table) == "a"
     assert resumed.waiting(table) == 2
-    others = Race(["x", "y"], record)
+    others = SuccessiveHalving(["x", "y"], record)
     assert (others.round, others.survivors) == (0, ["x", "y"]), "a record of other models says nothing"
 
 
 def test_no_further_trial_begins_when_time_is_up(tmp_path: Path) -> None:
     world = World(models(0.5, 0.4), tmp_path)
     askers = {
-        name: StudyAsker(study, world.spaces[name], lambda n: TPESampler(seed=n))
+        name: TrialSource(study, world.spaces[name], lambda n: TPESampler(seed=n))
         for name, study in world.studies.items()
     }
     asked: list[tuple[int, int]] = []
 
-    def limit(race: Race, waiting: int, slots: int) -> float:
+    def limit(race: SuccessiveHalving, waiting: int, slots: int) -> float:
         asked.append((waiting, slots))
         return -1.0 if len(asked) > 1 else 60.0
 
-    searcher = RaceSearcher(askers, {"cpu": Race(["a", "b"])}, {"cpu": 2}, 10, limit)
+    searcher = ModelSearcher(askers, {"cpu": SuccessiveHalving(["a", "b"])}, {"cpu": 2}, 10, limit)
     first = searcher.suggest("1")
     assert first["model"] == "a"
     assert first["ends"] > 0
-    assert searcher.suggest("2") == RaceSearcher.FINISHED
+    assert searcher.suggest("2") == ModelSearcher.FINISHED
     assert asked == [(2, 2), (1, 2)], "who waits shares the slots"
     assert world.counts == {"a": 1, "b": 0}, "a trial that may not begin is not asked for"
 
@@ -327,7 +329,7 @@ def test_slots_by_kind(cluster: Cluster, wanted: list[Resources], asked: int | N
 
 
 def test_a_time_budget_is_shared_by_those_that_wait() -> None:
-    race, refit = Race(["a", "b", "c", "d"]), [0.0]
+    race, refit = SuccessiveHalving(["a", "b", "c", "d"]), [0.0]
     budget = Budget(time.time() + 1000, 4, lambda: refit[0])
     assert budget.ends == pytest.approx(budget.began + 966, abs=0.1)
     assert budget.limit(race, 4, 2) == pytest.approx(966 / 2 * 2 / 4, abs=2), "defaults share a half"
@@ -344,7 +346,7 @@ def test_a_time_budget_is_shared_by_those_that_wait() -> None:
 
 
 def test_a_time_budget_ends() -> None:
-    race = Race(["a"])
+    race = SuccessiveHalving(["a"])
     budget = Budget(time.time() + 0.5, 1, lambda: 0.0)
     assert budget.limit(race, 1, 1) < 0, "nothing begins that could not report"
     time.sleep(0.5)

@@ -10,19 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray import (
-    ablate_cli,
-    cli,
-    doctor_cli,
-    models_cli,
-    report_cli,
-    reproduce_cli,
-    serve_cli,
-    theory_cli,
-    train_cli,
-)
-from bishop_ray.ablations.settings import ABLATIONS, chosen
+from bishop_ray import cli
+from bishop_ray.cli import ablate, doctor, report, reproduce, serve, theory, train
+from bishop_ray.cli import models as models_cli
 from bishop_ray.models import MODELS
+from bishop_ray.paper.ablations.settings import ABLATIONS, chosen
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text("utf-8")
@@ -48,7 +40,7 @@ def test_models_lines_parse(line: str) -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/ablate.py" in line])
 def test_ablate_lines_parse(line: str) -> None:
     words = shlex.split(line)
-    args = ablate_cli.ablate_parser().parse_args(words[words.index("jobs/ablate.py") + 1 :])
+    args = ablate.ablate_parser().parse_args(words[words.index("jobs/ablate.py") + 1 :])
     assert cli.one_source(args) in ("suite", "task", "table", "dataset")
     chosen(args.name, args.models, args.settings)
 
@@ -56,7 +48,7 @@ def test_ablate_lines_parse(line: str) -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/theory.py" in line])
 def test_theory_lines_parse(line: str) -> None:
     words = shlex.split(line)
-    assert theory_cli.theory_parser().parse_args(words[words.index("jobs/theory.py") + 1 :]).patterns
+    assert theory.theory_parser().parse_args(words[words.index("jobs/theory.py") + 1 :]).patterns
 
 
 def test_every_ablation_and_setting_is_named() -> None:
@@ -68,39 +60,39 @@ def test_every_ablation_and_setting_is_named() -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/report.py" in line])
 def test_report_lines_parse(line: str) -> None:
     words = shlex.split(line)
-    args = report_cli.report_parser().parse_args(words[words.index("jobs/report.py") + 1 :])
+    args = report.report_parser().parse_args(words[words.index("jobs/report.py") + 1 :])
     assert args.studies or args.experiment or args.paper_table
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/serve.py" in line or "jobs/predict.py" in line])
 def test_serving_lines_parse(line: str) -> None:
     job, *words = shlex.split(line)[1:]
-    parser = serve_cli.serve_parser() if job == "jobs/serve.py" else serve_cli.predict_parser()
+    parser = serve.serve_parser() if job == "jobs/serve.py" else serve.predict_parser()
     assert parser.parse_args(words).name
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/train.py" in line])
 def test_train_lines_parse(line: str) -> None:
     words = shlex.split(line)
-    args = train_cli.train_parser().parse_args(words[words.index("jobs/train.py") + 1 :])
+    args = train.train_parser().parse_args(words[words.index("jobs/train.py") + 1 :])
     assert cli.one_source(args) in ("table", "dataset")
     assert args.model in MODELS
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/reproduce.py" in line])
 def test_reproduce_lines_parse(line: str) -> None:
-    from bishop_ray import paper
+    from bishop_ray.paper import printed
 
     words = shlex.split(line)
-    args = reproduce_cli.reproduce_parser().parse_args(words[words.index("jobs/reproduce.py") + 1 :])
-    assert reproduce_cli.chosen_datasets(paper.table(int(args.paper_table)), args.dataset)
+    args = reproduce.reproduce_parser().parse_args(words[words.index("jobs/reproduce.py") + 1 :])
+    assert reproduce.chosen_datasets(printed.table(int(args.paper_table)), args.dataset)
     assert set(args.models) <= set(MODELS)
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "jobs/doctor.py" in line])
 def test_doctor_lines_parse(line: str) -> None:
     words = shlex.split(line)
-    args = doctor_cli.doctor_parser().parse_args(words[words.index("jobs/doctor.py") + 1 :])
+    args = doctor.doctor_parser().parse_args(words[words.index("jobs/doctor.py") + 1 :])
     assert args.table or args.dataset
     assert set(args.models) <= {*MODELS, "all"}
 
@@ -164,13 +156,13 @@ def parsers() -> list[argparse.ArgumentParser]:
     actions = next(a for a in models._actions if isinstance(a, argparse._SubParsersAction))
     return [
         cli.tune_parser(),
-        train_cli.train_parser(),
-        report_cli.report_parser(),
-        ablate_cli.ablate_parser(),
-        theory_cli.theory_parser(),
-        doctor_cli.doctor_parser(),
-        serve_cli.serve_parser(),
-        serve_cli.predict_parser(),
+        train.train_parser(),
+        report.report_parser(),
+        ablate.ablate_parser(),
+        theory.theory_parser(),
+        doctor.doctor_parser(),
+        serve.serve_parser(),
+        serve.predict_parser(),
         *actions.choices.values(),
     ]
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from bishop_ray.data import Preprocessor, split_dataset
-from bishop_ray.data.raw import make_raw
+from bishop_ray.data.schema import make_raw
 from bishop_ray.errors import BadTable
 
 ROWS = 60

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bishop_ray.data.table import Table, TableSpec, TaskType
-from bishop_ray.training.reference import reference_scores
+from bishop_ray.training.baselines import reference_scores
 
 
 def table(rows: int, seed: int, task: TaskType, shift: float = 0.0) -> Table:

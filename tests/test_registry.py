@@ -22,7 +22,9 @@ from bishop_ray import load
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.predictor import Predictor
-from bishop_ray.tracking import RegisteredModel, StudyTracker, guards, load_best, register_best
+from bishop_ray.registry import RegisteredModel, load_best, register_best
+from bishop_ray.tracking import StudyTracker
+from bishop_ray.tracking import client as guards
 
 pytest_plugins = ("tracking_fixtures",)
 RAW = make_table(TaskType.BINARY, rows=60, with_missing=True)

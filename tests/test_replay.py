@@ -15,20 +15,19 @@ import pandas as pd
 import pytest
 from mlflow.tracking import MlflowClient
 
-from bishop_ray import models_cli, replay_cli
+from bishop_ray.cli import models
 from bishop_ray.config import Resources, StudyConfig
+from bishop_ray.data.refs import embedded_ref, file_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import embedded_ref, file_ref
 from bishop_ray.errors import UserError
-from bishop_ray.tracking.reading import RunRecord
-from bishop_ray.training.trial import TrialSettings, train_here
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.fixed import run_fixed
-from bishop_ray.tuning.prepare import load, prepare
-from bishop_ray.tuning.record import RECORD, config_text, read_config
-from bishop_ray.tuning.replay import Replayed, replay_run, train_again, untold
-from bishop_ray.tuning.seeds import FixedConfig
-from bishop_ray.tuning.study import run_study
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.dataset import load, prepare
+from bishop_ray.search.fixed import FixedConfig, run_fixed
+from bishop_ray.search.replay import Replayed, replay_run, train_again, untold
+from bishop_ray.search.search import run_study
+from bishop_ray.search.study import RECORD, config_text, read_config
+from bishop_ray.tracking.query import RunRecord
+from bishop_ray.training.job import TrialSettings, train_here
 
 pytest_plugins = ["study_fixtures", "tracking_fixtures"]
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,7 +95,7 @@ def studies(
 
 
 def command(*flags: str) -> int:
-    return models_cli.run_models(models_cli.models_parser().parse_args(["replay", *flags]))
+    return models.run_models(models.models_parser().parse_args(["replay", *flags]))
 
 
 @pytest.mark.slow
@@ -258,7 +257,7 @@ def test_runs_that_cannot_be_repeated_are_one_line(uri: str, tmp_path: Path) -> 
 )
 def test_what_is_said(change: dict[str, Any], lines: list[str]) -> None:
     base = Replayed("s", 3, "mlp", "rmse", 4, -0.5, -0.5, "", "", ())
-    said = replay_cli.lines(replace(base, **change))
+    said = models.lines(replace(base, **change))
     assert len(said) == len(lines)
     for line, expected in zip(said, lines, strict=True):
         assert re.search(expected, line), line

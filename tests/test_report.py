@@ -15,25 +15,28 @@ import pandas as pd
 import pytest
 from report_tools import HOSTILE, TRIALS, predictions, record, write_study
 
-from bishop_ray import report_cli
+from bishop_ray.cli import report
 from bishop_ray.data.table import TaskType
 from bishop_ray.data.target import TargetCoder
 from bishop_ray.errors import UnknownName, UserError
-from bishop_ray.paper import table
-from bishop_ray.reporting.ablation_runs import collect_ablations, read_ablations
-from bishop_ray.reporting.ablations import ablation_figures, ablation_table
-from bishop_ray.reporting.build import Written, make_report
-from bishop_ray.reporting.collect import Selection
-from bishop_ray.reporting.honesty import interval
-from bishop_ray.reporting.outcome_figures import reliability
-from bishop_ray.reporting.paper import differences, paper_dataset, paper_score
-from bishop_ray.reporting.records import Ablation, Predictions
-from bishop_ray.reporting.search_figures import best_over_trials, survival
-from bishop_ray.reporting.tables import cost_table, optimism_table, ranks_table, results_table
+from bishop_ray.paper.printed import table
+from bishop_ray.report.ablation_section import (
+    ablation_figures,
+    ablation_table,
+    collect_ablations,
+    read_ablations,
+)
+from bishop_ray.report.build import Written, make_report
+from bishop_ray.report.collect import Selection
+from bishop_ray.report.figures import best_over_trials, survival
+from bishop_ray.report.outcome_figures import reliability
+from bishop_ray.report.paper_section import differences, paper_dataset, paper_score
+from bishop_ray.report.study_records import AblationRecords, Predictions
+from bishop_ray.report.tables import cost_table, interval, optimism_table, ranks_table, results_table
+from bishop_ray.search.evaluate import predictions_csv
 from bishop_ray.tracking import runs_frame
 from bishop_ray.tracking.ablation import AblationRuns, EndedRun
-from bishop_ray.tracking.reading import Point, Reader
-from bishop_ray.tuning.predictions import predictions_csv
+from bishop_ray.tracking.query import MetricPoint, Reader
 
 pytest_plugins = ("tracking_fixtures",)
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,10 +202,10 @@ def test_predictions_are_kept_in_the_targets_units_and_sampled_when_many() -> No
     assert np.allclose(kept["target"], kept["row"] * 2.0 + 10.0)
 
 
-def ablations(name: str, settings: dict[str, float], base: str = "full", metric: str = "auc") -> list[Ablation]:
+def ablations(name: str, settings: dict[str, float], base: str = "full", metric: str = "auc") -> list[AblationRecords]:
     return [
-        Ablation(name, "qsar_biodeg", "bishop", setting, metric, str(seed), value, value + 0.01 * seed, base,
-                 {"epoch/val_score": [Point(1, 0, value), Point(2, 0, value)]})
+        AblationRecords(name, "qsar_biodeg", "bishop", setting, metric, str(seed), value, value + 0.01 * seed, base,
+                 {"epoch/val_score": [MetricPoint(1, 0, value), MetricPoint(2, 0, value)]})
         for setting, value in settings.items()
         for seed in (0, 1)
     ]  # fmt: skip
@@ -288,7 +291,13 @@ def test_ablation_figures() -> None:
     assert len(curve) == 1  # no loss was recorded
     assert list(curve[0].plot.data[0].x) == [1, 2]
     losses = [
-        replace(run, courses={"epoch/val_loss": [Point(1, 0, float(run.seed))], "epoch/val_score": [Point(1, 0, -4.0)]})
+        replace(
+            run,
+            courses={
+                "epoch/val_loss": [MetricPoint(1, 0, float(run.seed))],
+                "epoch/val_score": [MetricPoint(1, 0, -4.0)],
+            },
+        )
         for run in ablations("convergence", {"gsh": 3.0}, metric="rmse")
     ]
     loss, score = ablation_figures(losses)
@@ -361,7 +370,7 @@ def test_report_of_a_paper_table_says_what_is_missing(report_store: tuple[Path, 
 
 
 def run(*words: str) -> int:
-    return report_cli.run_report(report_cli.report_parser().parse_args(words))
+    return report.run_report(report.report_parser().parse_args(words))
 
 
 @pytest.mark.parametrize(

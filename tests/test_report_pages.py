@@ -12,17 +12,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bishop_ray import ablate_cli, report_cli
+from bishop_ray.cli import ablate, report
 from bishop_ray.config import StudyConfig, StudyResult
-from bishop_ray.reporting.build import Written, make_report
-from bishop_ray.reporting.collect import Selection
+from bishop_ray.report.build import Written, make_report
+from bishop_ray.report.collect import Selection
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.evaluate import PREDICTIONS
+from bishop_ray.search.search import run_study
+from bishop_ray.search.study import read_study
 from bishop_ray.tracking import runs_frame
-from bishop_ray.tracking.reading import Reader
-from bishop_ray.tracking.store import open_client
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.predictions import PREDICTIONS
-from bishop_ray.tuning.store import read_study
-from bishop_ray.tuning.study import run_study
+from bishop_ray.tracking.client import open_client
+from bishop_ray.tracking.query import Reader
 
 pytest_plugins = ("study_fixtures",)
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def test_report_of_ablations(ray_here: Cluster, config: StudyConfig, browser: st
     tiny = ["--dataset", "iris", "--metric", "log_loss", "--space", config.space, "--max-epochs", "2", "--runs", "2"]
     for name, only in (("depth", ["--settings", "1", "3"]), ("convergence", [])):
         flags = [name, *tiny, *only, *place, "--output", str(tmp_path / f"{name}.csv")]
-        assert ablate_cli.run_ablate(ablate_cli.ablate_parser().parse_args(flags)) == 0
+        assert ablate.run_ablate(ablate.ablate_parser().parse_args(flags)) == 0
         # The same runs from the file are no further runs.
         given = [tmp_path / f"{name}-runs.csv"]
         written = make_report(
@@ -125,7 +125,7 @@ def test_report_of_a_study_in_a_database(ray_here: Cluster, config: StudyConfig,
     open_client(config.tracking_uri).delete_run(runs[runs.trial == 1].iloc[0]["run_id"])
     folder = Path(config.storage) / "reports" / config.name
     for flags, trials in ((["--study-db", url], 3), ([], 2)):
-        assert report_cli.run_report(report_cli.report_parser().parse_args([config.name, *place, *flags])) == 0
+        assert report.run_report(report.report_parser().parse_args([config.name, *place, *flags])) == 0
         assert pd.read_csv(folder / "cost.csv").iloc[0]["trials"] == trials
         assert pd.read_csv(folder / "results.csv").iloc[0]["ours"] == pytest.approx(100 * result.test_mean)
     command = [sys.executable, str(Path(__file__).resolve().parents[1] / "jobs" / "report.py"), "nosuch", *place]

@@ -13,11 +13,14 @@ import pandas as pd
 import pytest
 from conftest import SHARED, openml_server
 
-from bishop_ray import comparison, paper, report_cli, reproduce_cli
-from bishop_ray.choices import obtained
+from bishop_ray.cli import report as report_cli
+from bishop_ray.cli import reproduce
+from bishop_ray.cli.plan import obtained
 from bishop_ray.config import StudyResult
-from bishop_ray.data.suites import DatasetRef, embedded_ref
+from bishop_ray.data.refs import DatasetRef, embedded_ref
 from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
+from bishop_ray.paper import comparison
+from bishop_ray.paper import printed as paper
 
 DATA = SHARED / "data"
 
@@ -77,7 +80,7 @@ def test_what_has_failed_has_a_line() -> None:
 
 
 def parsed(*flags: str) -> argparse.Namespace:
-    return reproduce_cli.reproduce_parser().parse_args(["--paper-table", *flags])
+    return reproduce.reproduce_parser().parse_args(["--paper-table", *flags])
 
 
 def test_a_task_that_cannot_be_had_leaves_the_others(shared: Path, tmp_path: Path, openml_cache: Path) -> None:
@@ -87,12 +90,12 @@ def test_a_task_that_cannot_be_had_leaves_the_others(shared: Path, tmp_path: Pat
     shutil.copy(shared / "data" / only[0]["file"], tmp_path)
     with openml_server(tmp_path) as server:
         args, table = parsed("2", "--openml-server", server), paper.table(2)
-        found, missing = obtained(["361093", "361288"], lambda name: reproduce_cli._ref(table, name, args))
+        found, missing = obtained(["361093", "361288"], lambda name: reproduce._ref(table, name, args))
         assert {name: ref.key for name, ref in found.items()} == {"361288": "paper-table-2-CR-abalone"}
         assert [(f.dataset, f.model) for f in missing] == [("361093", "all models")]
         assert missing[0].reason == f"OpenML task 361093: {server} answers 'Unknown task'"
         with pytest.raises(UserError, match="OpenML task 361093"):
-            obtained(["361093"], lambda name: reproduce_cli._ref(table, name, args))
+            obtained(["361093"], lambda name: reproduce._ref(table, name, args))
 
 
 def test_a_dead_server_is_told_while_it_is_asked(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,16 +116,16 @@ def test_a_dead_server_is_told_while_it_is_asked(caplog: pytest.LogCaptureFixtur
 
 def test_datasets_by_name_and_by_task() -> None:
     second = paper.table(2)
-    assert reproduce_cli.chosen_datasets(paper.table(1), None) == list(paper.table(1).datasets)
-    assert reproduce_cli.chosen_datasets(second, ["361288,361093", "361288"]) == ["361288", "361093"]
+    assert reproduce.chosen_datasets(paper.table(1), None) == list(paper.table(1).datasets)
+    assert reproduce.chosen_datasets(second, ["361288,361093", "361288"]) == ["361288", "361093"]
     names = [second.name(d) for d in second.datasets]
     twice = next(name for name in names if names.count(name) > 1)
     with pytest.raises(UserError, match=rf"{twice} is the name of tasks \d+ and \d+"):
-        reproduce_cli.chosen_datasets(second, [twice])
+        reproduce.chosen_datasets(second, [twice])
     once = next(name for name in names if names.count(name) == 1)
-    assert second.name(reproduce_cli.chosen_datasets(second, [once])[0]) == once
+    assert second.name(reproduce.chosen_datasets(second, [once])[0]) == once
     with pytest.raises(UnknownName, match="unknown dataset of the paper's table 'adlt'"):
-        reproduce_cli.chosen_datasets(paper.table(1), ["adlt"])
+        reproduce.chosen_datasets(paper.table(1), ["adlt"])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_datasets_by_name_and_by_task() -> None:
 def test_bad_input_is_one_line(flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BISHOP_RAY_HOME", str(tmp_path / "home"))
     with pytest.raises(UserError, match=message):
-        reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags))
+        reproduce.run_reproduce(reproduce.reproduce_parser().parse_args(flags))
     assert not (tmp_path / "home").exists()
 
 
@@ -157,7 +160,7 @@ def test_a_table_is_reproduced_and_found_finished(tmp_path: Path, capsys: pytest
         f"sqlite:///{tmp_path}/mlflow.db", "--output", str(tmp_path / "out.csv"),
     ]  # fmt: skip
     try:
-        assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 0
+        assert reproduce.run_reproduce(reproduce.reproduce_parser().parse_args(flags)) == 0
         rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
         assert [(row["model"], row["splits"], row["trials"]) for row in rows] == [
             ("xgboost", "2", "4"),
@@ -174,7 +177,7 @@ def test_a_table_is_reproduced_and_found_finished(tmp_path: Path, capsys: pytest
         assert set(parents["tags.test_openings"]) == {"1"}, "once per model and split"
         assert len(runs) == 4 + 8
         capsys.readouterr()
-        assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 0
+        assert reproduce.run_reproduce(reproduce.reproduce_parser().parse_args(flags)) == 0
         assert " started" not in capsys.readouterr().out, "nothing is trained again"
         assert list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines())) == rows
         report = ["--paper-table", "1", "--storage", str(tmp_path), "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db"]
@@ -207,7 +210,7 @@ def test_defaults_only_trains_the_default_configuration_of_what_can_be_had(
         "--defaults-only", "--seeds", "1", "--data-dir", str(tables), "--storage", str(tmp_path), "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db",
     ]  # fmt: skip
     try:
-        assert reproduce_cli.run_reproduce(reproduce_cli.reproduce_parser().parse_args(flags)) == 1
+        assert reproduce.run_reproduce(reproduce.reproduce_parser().parse_args(flags)) == 1
     finally:
         ray.shutdown()
     begun, _, ended = capsys.readouterr().out.partition("trial 0 started")
@@ -219,7 +222,7 @@ def test_defaults_only_trains_the_default_configuration_of_what_can_be_had(
     assert "qsar_biodeg  lightgbm" in ended
     runs = runs_frame(f"sqlite:///{tmp_path}/mlflow.db", "paper-table-1-defaults")
     (trial,) = runs[runs["trial"] == 0].to_dict("records")
-    from bishop_ray.tuning.space import load_space
+    from bishop_ray.search.space import load_space
 
     (point, _), *_ = load_space("lightgbm", "lightgbm").queue()
     for name, value in point.items():

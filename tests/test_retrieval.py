@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bishop_ray import theory_cli
+from bishop_ray.cli import theory
 from bishop_ray.errors import UserError
 from bishop_ray.models.bishop.hopfield import energy, retrieve
-from bishop_ray.models.bishop.retrieval import (
+from bishop_ray.paper.retrieval import (
     BETAS,
     LIMIT,
     Draws,
@@ -121,9 +121,9 @@ def test_noise_curves_start_at_the_clean_pattern_and_rise() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="plotly is not installed")
 def test_job_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--patterns", "4", "--dim", "4", "--draws", "20", "--betas", "0.5", "5", "--output", str(tmp_path / "out")]
-    assert theory_cli.run_theory(theory_cli.theory_parser().parse_args(flags)) == 0
+    assert theory.run_theory(theory.theory_parser().parse_args(flags)) == 0
     printed = capsys.readouterr().out
-    for name, title in theory_cli.TITLES.items():
+    for name, title in theory.TITLES.items():
         assert title in printed
         table = pd.read_csv(tmp_path / "out" / f"{name}.csv")
         assert set(table["patterns"]) == {4}
@@ -136,6 +136,6 @@ def test_job_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_job_refuses_a_file_as_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    args = theory_cli.theory_parser().parse_args(["--output", str(tmp_path / "file")])
+    args = theory.theory_parser().parse_args(["--output", str(tmp_path / "file")])
     with pytest.raises(UserError, match="--output: expected a folder; found the file"):
-        theory_cli.run_theory(args)
+        theory.run_theory(args)

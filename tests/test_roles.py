@@ -15,14 +15,11 @@ from fakes import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bishop_ray.data.group_split import NoSplit, assign_groups
-from bishop_ray.data.role_columns import with_roles
-from bishop_ray.data.roles import NO_ROLES, Roles
-from bishop_ray.data.sources import load_dataset
-from bishop_ray.data.split import split_dataset, split_indices
-from bishop_ray.data.suites import embedded_ref, file_ref
+from bishop_ray.data.load import load_dataset
+from bishop_ray.data.refs import NO_ROLES, Roles, embedded_ref, file_ref
+from bishop_ray.data.schema import with_roles
+from bishop_ray.data.split import NoSplit, assign_groups, by_time, split_dataset, split_indices
 from bishop_ray.data.table import RawDataset, TaskType
-from bishop_ray.data.time_split import by_time
 from bishop_ray.errors import BadTable, UserError
 
 FRACTIONS = (0.7, 0.2, 0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bishop_ray.rows import rows_csv, rows_text
+from bishop_ray.search.leaderboard import rows_csv, rows_text
 
 
 def test_columns_are_aligned_with_the_digits_they_need() -> None:

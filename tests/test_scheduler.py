@@ -12,11 +12,11 @@ from optuna.trial import TrialState
 from ray.tune.schedulers import TrialScheduler
 
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import UnknownName
-from bishop_ray.training.trial import STOP_REASON
-from bishop_ray.tuning.scheduler import EPOCH, SCORE, PerModel, make_scheduler
+from bishop_ray.search.scheduler import EPOCH, SCORE, PerModel, make_scheduler
+from bishop_ray.training.job import STOP_REASON
 
 STOP, CONTINUE = TrialScheduler.STOP, TrialScheduler.CONTINUE
 

@@ -17,19 +17,17 @@ from sklearn.metrics import get_scorer, get_scorer_names
 from sklearn.naive_bayes import GaussianNB
 
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.refs import file_ref
 from bishop_ray.data.split import protocol
-from bishop_ray.data.suites import file_ref
 from bishop_ray.data.table import RawDataset, TaskType
-from bishop_ray.data.target import TargetCoder
-from bishop_ray.data.units import Units
+from bishop_ray.data.target import TargetCoder, Units
 from bishop_ray.errors import BadTable, UnknownName, UserError
 from bishop_ray.metrics import METRICS, check_metric, display, evaluate, find_metric
 from bishop_ray.metrics.scorers import metric_tasks
-from bishop_ray.reporting.tables import shown
-from bishop_ray.tracking.names import safe_key
-from bishop_ray.training.ensemble import Member, cross_fitted, select
-from bishop_ray.training.running import running_score
-from bishop_ray.tuning.prepare import divide
+from bishop_ray.report.tables import shown
+from bishop_ray.search.dataset import divide
+from bishop_ray.search.ensemble_selection import Member, cross_fitted, running_score, select
+from bishop_ray.tracking.naming import safe_key
 
 ROOT = Path(__file__).resolve().parents[1]
 BINARY, MULTI, REGRESSION = TaskType.BINARY, TaskType.MULTICLASS, TaskType.REGRESSION

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bishop_ray.cli.console import LiveScreen, PlainScreen, announce, conclude, time_left
 from bishop_ray.config import StudyConfig, StudyResult
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import DATASETS_I
-from bishop_ray.data.suites import embedded_ref
-from bishop_ray.reports import clock
-from bishop_ray.screen import LiveScreen, PlainScreen, announce, conclude, time_left
-from bishop_ray.tuning.progress import Progress
+from bishop_ray.search.callback import Progress
+from bishop_ray.search.leaderboard import clock
 
 
 @pytest.fixture

@@ -14,19 +14,18 @@ import yaml
 from model_training import NEEDS_WEIGHTS
 
 from bishop_ray.config import StudyConfig, TrainConfig, TrialConfig
+from bishop_ray.data.refs import DatasetRef
 from bishop_ray.data.split import DATASETS_I
-from bishop_ray.data.suites import DatasetRef
 from bishop_ray.data.table import TableSpec, TaskType
 from bishop_ray.errors import BadSearchSpace, UnknownName
 from bishop_ray.models import MODELS, create_model
 from bishop_ray.models.base import Network
-from bishop_ray.models.bishop import BiSHop
-from bishop_ray.tuning.ranges import Range
-from bishop_ray.tuning.samplers import SAMPLERS, sampler_factory
-from bishop_ray.tuning.searcher import StudyAsker
-from bishop_ray.tuning.space import SearchSpace, find_space, flatten, load_space, named_spaces, space_names, unflatten
-from bishop_ray.tuning.store import open_study
-from bishop_ray.tuning.trials import trial_rows
+from bishop_ray.models.bishop.model import BiSHop
+from bishop_ray.search.parameters import Range
+from bishop_ray.search.samplers import SAMPLERS, sampler_factory
+from bishop_ray.search.searcher import TrialSource
+from bishop_ray.search.space import SearchSpace, find_space, flatten, load_space, named_spaces, space_names, unflatten
+from bishop_ray.search.study import open_study, trial_rows
 
 SPEC = TableSpec(TaskType.BINARY, 3, (4, 5), 2)
 SPACES = [
@@ -110,10 +109,10 @@ def test_a_search_goes_on_after_a_point_outside_and_resumes_exactly(tmp_path: Pa
         for number in range(9):
             if number == 0 or interrupt:  # as another process would: everything from disk
                 opened = open_study(config, space, "hash")
-                asker = StudyAsker(opened.study, space, sampler_factory(config))
+                asker = TrialSource(opened.study, space, sampler_factory(config))
             if interrupt and number in (0, 5):
                 asker.ask()  # interrupted before it told anything: the next process gets the same trial again
-                asker = StudyAsker(open_study(config, space, "hash").study, space, sampler_factory(config))
+                asker = TrialSource(open_study(config, space, "hash").study, space, sampler_factory(config))
             asked, params = asker.ask()
             assert asked == number
             opened.study.tell(number, -abs(params["train"]["weight_decay"] - 0.1) - params["model"]["dropout"])

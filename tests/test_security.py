@@ -25,20 +25,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_predictor import Bomb, copy_of, make_predictor
 
-from bishop_ray.addresses import public_address, scrubbed, told
-from bishop_ray.data.cache import ServerCache
+from bishop_ray.data.openml_cache import ServerCache
+from bishop_ray.data.openml_client import api_key, server_url
 from bishop_ray.data.preprocess import Preprocessor
-from bishop_ray.data.servers import api_key, server_url
-from bishop_ray.data.suites import DatasetRef, path_part
+from bishop_ray.data.refs import DatasetRef, path_part
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.models import create_model
 from bishop_ray.models.base import Estimator
 from bishop_ray.predictor import MANIFEST, WEIGHTS, Predictor
-from bishop_ray.predictor.files import hash_folder
-from bishop_ray.tracking.guards import check_names
-from bishop_ray.tracking.names import safe_file_name, safe_key
-from bishop_ray.tracking.roots import VARIABLE, check_links, check_source
+from bishop_ray.predictor.storage import hash_folder
+from bishop_ray.redact import public_address, redacted, scrubbed
+from bishop_ray.registry.load import VARIABLE, check_links, check_source
+from bishop_ray.tracking.client import check_names
+from bishop_ray.tracking.naming import safe_file_name, safe_key
 from bishop_ray.training import checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -299,7 +299,7 @@ def test_what_a_worker_raised_is_told_in_its_own_words() -> None:
 
     wrapped = RayTaskError("f", "Traceback:\n  line 1\n", UserError("model.txt: damaged")).as_instanceof_cause()
     assert isinstance(wrapped, UserError)
-    assert told(wrapped) == told(UserError("model.txt: damaged")) == "model.txt: damaged"
+    assert redacted(wrapped) == redacted(UserError("model.txt: damaged")) == "model.txt: damaged"
 
 
 # Saved predictors -----------------------------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ def test_no_file_beside_is_unpickled(fitted: Callable[[str], Path], tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["pickle", "cloudpickle", "joblib", "torch", "npy"])
 def test_no_weights_are_unpickled(kind: str, saved: Path, tmp_path: Path) -> None:
-    from bishop_ray.predictor.files import hash_file
+    from bishop_ray.predictor.storage import hash_file
 
     folder, trap = copy_of(saved, tmp_path / "p"), tmp_path / "executed"
     (folder / WEIGHTS).write_bytes(payloads(trap)[kind])
@@ -494,8 +494,8 @@ class Training:
         from torch.optim.lr_scheduler import ReduceLROnPlateau
 
         from bishop_ray.config import TrainConfig
-        from bishop_ray.training.ranks import Ranks
-        from bishop_ray.training.steps import Stepper
+        from bishop_ray.training.distributed import Ranks
+        from bishop_ray.training.optimizer import Stepper
 
         self.network = torch.nn.Linear(2, 1)
         self.stepper = Stepper(self.network, TrainConfig(lr=0.1), Ranks(torch.device("cpu")))

@@ -32,7 +32,8 @@ from test_predictor import make_predictor
 from test_security import payloads, refused
 
 from bishop_ray.data.table import TaskType
-from bishop_ray.tracking import StudyTracker, load_best, register_best
+from bishop_ray.registry import load_best, register_best
+from bishop_ray.tracking import StudyTracker
 
 pytest_plugins = ("tracking_fixtures",)
 pytestmark = pytest.mark.slow
@@ -44,7 +45,7 @@ RAW = make_table(TaskType.BINARY, rows=60)
 
 CONNECT = """
 import sys, ray
-from bishop_ray.tuning.cluster import connect
+from bishop_ray.search.cluster import connect
 connect()
 ray.get(ray.remote(lambda: 1).remote())
 print(ray.get_runtime_context().gcs_address, flush=True)
@@ -459,7 +460,7 @@ def test_a_failing_command_shows_no_secret(room: Path) -> None:
 
 def test_nothing_of_the_clients_own_cache_is_unpickled(mirror: str, room: Path) -> None:
     """The client would unpickle what lies beside a table in its cache."""
-    code = "import sys; from bishop_ray.data.sources import load_dataset, task_dataset; "
+    code = "import sys; from bishop_ray.data.load import load_dataset, task_dataset; "
     code += "print(len(load_dataset(task_dataset(sys.argv[1], sys.argv[2]))))"
     trap = room / "executed"
     env = environment(room / "home", OPENML_CACHE_DIR=str(room / "cache"))

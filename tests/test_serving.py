@@ -21,15 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_predictor import make_predictor
 
-from bishop_ray import serve_cli
-from bishop_ray.data.raw import make_raw
+from bishop_ray.cli import serve
+from bishop_ray.data.schema import make_raw
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.predictor import Predictor
-from bishop_ray.serving.app import build_app, token_digest
-from bishop_ray.serving.payload import MAX_FAULTS, MAX_ROWS, Rows
-from bishop_ray.serving.served import Reply, Served
-from bishop_ray.serving.together import Together
+from bishop_ray.serving.app import Reply, Served, build_app, token_digest
+from bishop_ray.serving.deployment import RequestBatcher
+from bishop_ray.serving.schemas import MAX_FAULTS, MAX_ROWS, Rows
 
 TOKEN = "a token of the tests"
 LIMIT = 200_000
@@ -332,32 +331,32 @@ def test_a_model_that_is_not_finite_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("token", ["short", "sixteen letters with spaces", "\u00e9" * 20])
 def test_a_poor_token_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str) -> None:
-    from bishop_ray.serving.service import Wish, serve_model
+    from bishop_ray.serving.service import ServeOptions, serve_model
 
     monkeypatch.setenv("BISHOP_SERVE_TOKEN", token)
     with pytest.raises(UserError, match="BISHOP_SERVE_TOKEN: expected at least 16 printable ASCII") as caught:
-        serve_model(Wish("x", uri=f"sqlite:///{tmp_path}/none.db"), print)
+        serve_model(ServeOptions("x", uri=f"sqlite:///{tmp_path}/none.db"), print)
     assert token not in str(caught.value)
     assert "BISHOP_SERVE_TOKEN" not in os.environ
 
 
 @pytest.mark.parametrize(("host", "port"), [("0.0.0.0", None), ("", 8001), ("127.0.0.1", 9)])
 def test_a_service_that_runs_does_not_move(host: str, port: int | None) -> None:
-    from bishop_ray.serving.service import Wish, check_same
+    from bishop_ray.serving.service import ServeOptions, check_same
 
-    check_same(Wish("x"), "127.0.0.1", 8000)
-    check_same(Wish("x", host="127.0.0.1", port=8000), "127.0.0.1", 8000)
+    check_same(ServeOptions("x"), "127.0.0.1", 8000)
+    check_same(ServeOptions("x", host="127.0.0.1", port=8000), "127.0.0.1", 8000)
     with pytest.raises(UserError, match=r"--host, --port: .*http://127.0.0.1:8000 already; stop it to move it"):
-        check_same(Wish("x", host=host, port=port), "127.0.0.1", 8000)
+        check_same(ServeOptions("x", host=host, port=port), "127.0.0.1", 8000)
 
 
 def test_a_token_made_in_the_place_of_a_lost_one_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from bishop_ray.search.cluster import Cluster
     from bishop_ray.serving import service
-    from bishop_ray.serving.served import Deployed
-    from bishop_ray.tuning.cluster import Cluster
+    from bishop_ray.serving.app import DeploymentSpec
 
     place = {"host": "127.0.0.1", "port": 8000, "address": "127.0.0.1:1", "access": {}}
-    sent: list[Deployed] = []
+    sent: list[DeploymentSpec] = []
     monkeypatch.setattr(service, "read_note", lambda note: place)
     monkeypatch.setattr(service, "enter", lambda access: None)
     monkeypatch.setattr(service, "connect", lambda address: Cluster(2.0, 0.0))
@@ -365,7 +364,7 @@ def test_a_token_made_in_the_place_of_a_lost_one_is_told(monkeypatch: pytest.Mon
     monkeypatch.setattr("bishop_ray.serving.deployment.running", lambda name: None)  # its replica died
     monkeypatch.setattr("bishop_ray.serving.deployment.deploy", lambda new, replicas, cpus: sent.append(new))
     lines: list[str] = []
-    service._replace(service.Wish("x"), Deployed("x", 2, "", "", 1000), tmp_path, lines.append)
+    service._replace(service.ServeOptions("x"), DeploymentSpec("x", 2, "", "", 1000), tmp_path, lines.append)
     words = " ".join(lines).split()
     assert sent[0].token_digest in map(token_digest, words)
 
@@ -383,7 +382,7 @@ def test_a_service_too_busy_to_answer_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"address": "x", "host": "h", "port": "no", "access": {}}', "{}"])
 def test_a_damaged_note_is_one_line(tmp_path: Path, content: str) -> None:
-    from bishop_ray.serving.place import read_note
+    from bishop_ray.serving.service import read_note
 
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(UserError, match=r"x.json: expected where the running service is; found a damaged file"):
@@ -402,7 +401,7 @@ def test_a_damaged_note_is_one_line(tmp_path: Path, content: str) -> None:
 )
 def test_bad_flags(flags: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        serve_cli.serve_parser().parse_args(flags)
+        serve.serve_parser().parse_args(flags)
 
 
 def test_what_waits_is_answered_together() -> None:
@@ -416,7 +415,7 @@ def test_what_waits_is_answered_together() -> None:
         return [2 * request for request in requests]
 
     async def many() -> list[int | Exception]:
-        together: Together[int, int] = Together(answer, 8)
+        together: RequestBatcher[int, int] = RequestBatcher(answer, 8)
         first = asyncio.create_task(together.ask(0))
         await asyncio.sleep(0.01)  # it is under way: these wait
         gone = asyncio.create_task(together.ask(99))

@@ -27,7 +27,8 @@ from test_predictor import make_predictor
 from test_serving import odd_table, rows_of
 
 from bishop_ray.data.table import TaskType
-from bishop_ray.tracking import StudyTracker, register_best
+from bishop_ray.registry import register_best
+from bishop_ray.tracking import StudyTracker
 
 pytest_plugins = ("tracking_fixtures",)
 pytestmark = pytest.mark.slow
@@ -81,7 +82,7 @@ class Service:
 
 ON_LOOPBACK = """
 import runpy, sys
-from bishop_ray.tuning.loopback import on_loopback
+from bishop_ray._compat.ray import on_loopback
 del sys.argv[0]
 with on_loopback():
     runpy.run_path(sys.argv[0], run_name="__main__")

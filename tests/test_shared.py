@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from bishop_ray.errors import UserError
-from bishop_ray.tuning.cluster import QUIET, _own_token
-from bishop_ray.tuning.shared import check_shared
+from bishop_ray.search.cluster import QUIET, _own_token, check_shared
 
 pytestmark = pytest.mark.faults
 

@@ -20,10 +20,11 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bishop_ray.data.sources import load_dataset
-from bishop_ray.sklearn import BiSHopClassifier, BiSHopRegressor, TunedClassifier, TunedRegressor
+from bishop_ray.data.load import load_dataset
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.sklearn import TunedClassifier, TunedRegressor
+from bishop_ray.sklearn.bishop import BiSHopClassifier, BiSHopRegressor
 from bishop_ray.sklearn.tuned import _write_table
-from bishop_ray.tuning.cluster import Cluster
 
 pytest_plugins = ["study_fixtures"]
 TINY: dict[str, Any] = {

@@ -17,10 +17,11 @@ from estimator_checks import failures, names_of
 from mlflow.tracking import MlflowClient
 
 from bishop_ray.data.columns import category_codes, to_numbers
-from bishop_ray.data.sources import load_dataset
-from bishop_ray.sklearn import BiSHopClassifier, TunedClassifier, TunedRegressor
+from bishop_ray.data.load import load_dataset
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.sklearn import TunedClassifier, TunedRegressor
+from bishop_ray.sklearn.bishop import BiSHopClassifier
 from bishop_ray.sklearn.tuned import TunedEstimator, _write_table
-from bishop_ray.tuning.cluster import Cluster
 
 pytest_plugins = ["study_fixtures"]
 

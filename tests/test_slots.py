@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ray import tune
 
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.scheduler import PerModel
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.scheduler import PerModel
 
 pytest_plugins = ("study_fixtures",)
 

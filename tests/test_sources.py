@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bishop_ray.data import load_dataset, servers, suite_datasets, task_dataset, task_ref
-from bishop_ray.data.cache import ServerCache
+from bishop_ray.data import load_dataset, openml_client, suite_datasets, task_dataset, task_ref
+from bishop_ray.data.openml_cache import ServerCache
 from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
 
 SMALL = 361093  # analcatdata_supreme: 4,052 rows, 5 of 7 features categorical
@@ -88,8 +88,8 @@ def black_hole() -> Iterator[str]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "READ_SECONDS", 1.0)
-    monkeypatch.setattr("bishop_ray.data.client._PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr(openml_client, "READ_SECONDS", 1.0)
+    monkeypatch.setattr("bishop_ray.data.openml_client._PATIENCE_SECONDS", 1.5)
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -160,11 +160,11 @@ def test_server_from_environment_and_client_settings(
     monkeypatch.setenv("BISHOP_OPENML_SERVER", server.address)
     assert len(suite_datasets("CC")) == 6
     monkeypatch.delenv("BISHOP_OPENML_SERVER")
-    assert servers.server_url() == "https://www.openml.org/api/v1/xml"
+    assert openml_client.server_url() == "https://www.openml.org/api/v1/xml"
     (tmp_path / "config" / "openml").mkdir(parents=True)
     (tmp_path / "config" / "openml" / "config").write_text(f"apikey = x\nserver = {server.address}/api/v1/xml\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    assert servers.server_url() == f"{server.address}/api/v1/xml"
+    assert openml_client.server_url() == f"{server.address}/api/v1/xml"
 
 
 @pytest.mark.parametrize("address", ["localhost:80", "ftp://host", "http://", "http://host:port", "host"])
@@ -264,9 +264,9 @@ def test_black_hole_ends_in_time(black_hole: str, openml_cache: Path, impatient:
 
 
 def test_time_limits_add_up_to_less_than_a_minute() -> None:
-    tries = 1 + servers.retries().read
-    assert 2 * tries * servers.READ_SECONDS < 55
-    assert (1 + servers.retries().connect) * servers.CONNECT_SECONDS < 30
+    tries = 1 + openml_client.retries().read
+    assert 2 * tries * openml_client.READ_SECONDS < 55
+    assert (1 + openml_client.retries().connect) * openml_client.CONNECT_SECONDS < 30
 
 
 def test_offline_with_warm_cache(server: Server, openml_cache: Path) -> None:
@@ -355,7 +355,7 @@ def test_unknown_suite_name() -> None:
 
 
 def test_names_that_clash_carry_the_task(openml_cache: Path) -> None:
-    url = servers.server_url("http://127.0.0.1:9")
+    url = openml_client.server_url("http://127.0.0.1:9")
     cache = ServerCache(openml_cache, url)
     cache.folder.mkdir(parents=True)
     cache.write_suite(77, {"12": "house", "15": "House", "11": "pol"})

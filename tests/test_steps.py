@@ -13,8 +13,8 @@ from training_fakes import CONFIG, Mlp, fit, numbers, same_weights, spec_of
 
 from bishop_ray.data.table import TableSpec, TaskType
 from bishop_ray.training.checkpoint import FILE
-from bishop_ray.training.ranks import Ranks
-from bishop_ray.training.steps import Stepper, build_optimizer, learning_rate
+from bishop_ray.training.distributed import Ranks
+from bishop_ray.training.optimizer import Stepper, build_optimizer, learning_rate
 
 OWN = 0.3
 

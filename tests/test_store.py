@@ -10,12 +10,12 @@ import pytest
 from optuna.trial import TrialState
 
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import DATASETS_I
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import UserError
-from bishop_ray.tuning.journal import JOURNAL
-from bishop_ray.tuning.space import load_space
-from bishop_ray.tuning.store import FORMAT, OpenStudy, open_study, remove_study, stored_identity, study_folder
+from bishop_ray.search.journal import JOURNAL
+from bishop_ray.search.space import load_space
+from bishop_ray.search.study import FORMAT, OpenStudy, open_study, remove_study, stored_identity, study_folder
 
 TINY = str(Path(__file__).with_name("tiny_space.yaml"))
 

@@ -11,19 +11,19 @@ import ray
 from filelock import FileLock
 
 from bishop_ray.config import StudyConfig
-from bishop_ray.data.suites import file_ref
+from bishop_ray.data.refs import file_ref
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.predictor import Predictor
+from bishop_ray.search.callback import Progress
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.dataset import load, prepare
+from bishop_ray.search.search import run_study
+from bishop_ray.search.space import load_space
+from bishop_ray.search.study import OpenStudy, open_study, study_folder
+from bishop_ray.search.suite import run_studies
 from bishop_ray.tracking import StudyTracker, runs_frame
-from bishop_ray.training.trial import TrialSettings
-from bishop_ray.training.worker import evaluate_seed
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.prepare import load, prepare
-from bishop_ray.tuning.progress import Progress
-from bishop_ray.tuning.space import load_space
-from bishop_ray.tuning.store import OpenStudy, open_study, study_folder
-from bishop_ray.tuning.study import run_study
-from bishop_ray.tuning.suite import run_studies
+from bishop_ray.training.job import TrialSettings
+from bishop_ray.training.trainable import evaluate_seed
 
 pytest_plugins = ("study_fixtures",)
 

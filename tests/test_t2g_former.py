@@ -11,7 +11,7 @@ from torch import Tensor
 from bishop_ray.config import TrainConfig
 from bishop_ray.data.table import TableSpec, TaskType
 from bishop_ray.models.t2g_former import GraphAttention, T2GFormer
-from bishop_ray.training.steps import build_optimizer
+from bishop_ray.training.optimizer import build_optimizer
 
 SPEC = TableSpec(TaskType.MULTICLASS, 3, (4, 2), 3)
 NODES = 6

@@ -23,7 +23,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
-from bishop_ray.tracking import (
+from bishop_ray.tracking import (  # fmt: skip
     StudyTracker,
     check_tracking,
     environment,
@@ -31,8 +31,8 @@ from bishop_ray.tracking import (
     replay_spool,
     runs_frame,
     tracking_uri,
-)  # fmt: skip
-from bishop_ray.tracking.names import MAX_KEY, safe_key
+)
+from bishop_ray.tracking.naming import MAX_KEY, safe_key
 from bishop_ray.tracking.sink import RunSink
 from bishop_ray.tracking.spool import Spool
 
@@ -468,7 +468,7 @@ def test_a_server_killed_and_started_again_loses_nothing(
     from fakes import make_table
     from test_predictor import make_predictor
 
-    from bishop_ray.tracking import load_best, register_best
+    from bishop_ray.registry import load_best, register_best
 
     assert check_tracking(server.uri) == server.uri
     tracker = tracker_of(server.uri, tags={"dataset": "wine"})

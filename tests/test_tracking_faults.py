@@ -21,12 +21,12 @@ import pandas as pd
 import pytest
 from mlflow.tracking import MlflowClient
 
-from bishop_ray import models_cli
+from bishop_ray.cli import models
 from bishop_ray.errors import UserError
+from bishop_ray.search.journal import open_journal
+from bishop_ray.search.study import locked
 from bishop_ray.tracking import StudyTracker, check_tracking, replay_spool, runs_frame
 from bishop_ray.tracking.spool import Spool
-from bishop_ray.tuning.journal import open_journal
-from bishop_ray.tuning.store import locked
 
 pytest_plugins = ("tracking_fixtures",)
 pytestmark = pytest.mark.faults
@@ -227,7 +227,7 @@ import optuna
 from bishop_ray import models_cli
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import StudyTracker
-from bishop_ray.tuning.journal import open_journal
+from bishop_ray.search.journal import open_journal
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 uri, folder = sys.argv[1], Path(sys.argv[2])
 folder.mkdir(parents=True)
@@ -254,7 +254,7 @@ os.kill(os.getpid(), signal.SIGKILL)  # before MLflow was told of any end, or of
 
 def sync(storage: Path, uri: str, *more: str) -> int:
     flags = ["sync", *more, "--storage", str(storage), "--tracking-uri", uri]
-    return models_cli.run_models(models_cli.models_parser().parse_args(flags))
+    return models.run_models(models.models_parser().parse_args(flags))
 
 
 def test_sync_completes_what_a_killed_search_did_not_tell(

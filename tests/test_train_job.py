@@ -11,20 +11,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bishop_ray import commands, train_cli
+from bishop_ray.cli import train, tune
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.models import not_installed
+from bishop_ray.search import evaluate
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.fixed import FixedConfig, run_fixed
+from bishop_ray.search.parameters import fixed_params
+from bishop_ray.search.study import read_study, study_folder
 from bishop_ray.tracking import runs_frame
-from bishop_ray.training import trial
-from bishop_ray.tuning import evaluate
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.fixed import run_fixed
-from bishop_ray.tuning.seeds import FixedConfig
-from bishop_ray.tuning.settings import fixed_params
-from bishop_ray.tuning.store import read_study, study_folder
+from bishop_ray.training import job
 
 pytest_plugins = ["study_fixtures"]
 
@@ -118,7 +117,7 @@ BAD_FLAGS = [
 @pytest.mark.parametrize(("flags", "words"), BAD_FLAGS, ids=[" ".join(flags) for flags, _ in BAD_FLAGS])
 def test_bad_flags_are_one_line_and_write_nothing(tmp_path: Path, flags: list[str], words: list[str]) -> None:
     with pytest.raises(UserError) as refused:
-        train_cli.run_train(train_cli.train_parser().parse_args(flags))
+        train.run_train(train.train_parser().parse_args(flags))
     assert "\n" not in str(refused.value)
     for word in words:
         assert word in str(refused.value), str(refused.value)
@@ -131,7 +130,7 @@ def test_a_wrong_copy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"shrutime\.csv: expected 6 numerical, 4 categorical columns.*no 'CreditScore'"
     ):
-        train_cli.run_train(train_cli.train_parser().parse_args(flags))
+        train.run_train(train.train_parser().parse_args(flags))
     assert not (tmp_path / "home").exists()
 
 
@@ -207,10 +206,10 @@ def test_an_interrupted_command_goes_on(
         with pytest.raises(KeyboardInterrupt):
             run_fixed(network)
     folders = sorted((study_folder(network) / "final").iterdir())
-    before = {folder: (folder / trial.PREDICTOR).stat().st_mtime_ns for folder in folders}
+    before = {folder: (folder / job.PREDICTOR).stat().st_mtime_ns for folder in folders}
     result = run_fixed(network)
     assert len(before) == 2
-    assert {folder: (folder / trial.PREDICTOR).stat().st_mtime_ns for folder in folders} == before, "none trains twice"
+    assert {folder: (folder / job.PREDICTOR).stat().st_mtime_ns for folder in folders} == before, "none trains twice"
     assert [score.epochs for score in result.seeds] == [3, 3]
     assert result.seeds[0].validation != result.seeds[1].validation, "the seed matters"
     runs = runs_frame(config.tracking_uri, "iris")
@@ -237,11 +236,11 @@ def test_one_seed_that_fails_is_said(
         return [trained(*args)[0], TrainingFailed("epoch 1: non-finite loss")]
 
     monkeypatch.setattr(evaluate, "_side_by_side", second_fails)
-    monkeypatch.setattr(commands, "connect_cluster", lambda address: ray_here)
+    monkeypatch.setattr(tune, "connect_cluster", lambda address: ray_here)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     flags = ["--dataset", "iris", "--model", "random_forest", "--seeds", "2", "--tracking-uri", uri]
-    args = train_cli.train_parser().parse_args([*flags, "--output", str(tmp_path / "scores.csv")])
-    assert train_cli.run_train(args) == 1
+    args = train.train_parser().parse_args([*flags, "--output", str(tmp_path / "scores.csv")])
+    assert train.run_train(args) == 1
     out = capsys.readouterr().out
     assert "failed: epoch 1: non-finite loss" in out
     rows = pd.read_csv(tmp_path / "scores.csv")
@@ -249,7 +248,7 @@ def test_one_seed_that_fails_is_said(
     assert f"mean  {rows['validation'][0]:.4f}" in out, "over the seeds that were trained"
     runs = runs_frame(uri, "iris")
     assert sorted(runs[runs.kind == "trial"].status) == ["FAILED", "FINISHED"]
-    assert train_cli.run_train(args) == 1, "what failed is not forgotten"
+    assert train.run_train(args) == 1, "what failed is not forgotten"
     assert "finished before" in capsys.readouterr().out
 
 
@@ -265,10 +264,10 @@ def test_the_job(
     assert (done.returncode, done.stderr) == (0, "")
     rows = pd.read_csv(output)
     assert list(rows["dataset"]) == ["iris", "iris", "wine", "wine"]
-    assert list(rows.columns) == list(train_cli.COLUMNS)
+    assert list(rows.columns) == list(train.COLUMNS)
     assert rows["test"].min() > 0.8
     assert f"{rows['test'][2:].mean():.4f}" in done.stdout
-    monkeypatch.setattr(commands, "connect_cluster", lambda address: ray_here)
-    assert train_cli.run_train(train_cli.train_parser().parse_args(flags)) == 0
+    monkeypatch.setattr(tune, "connect_cluster", lambda address: ray_here)
+    assert train.run_train(train.train_parser().parse_args(flags)) == 0
     assert capsys.readouterr().out.count("finished before, nothing was trained") == 2
     assert pd.read_csv(output).equals(rows)

@@ -16,20 +16,19 @@ from fakes import make_table
 from optuna.trial import TrialState
 
 from bishop_ray.config import Resources, StudyConfig
-from bishop_ray.data.suites import DatasetRef, file_ref
+from bishop_ray.data.refs import DatasetRef, file_ref
 from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.search.allocation import SuccessiveHalving
+from bishop_ray.search.callback import Progress, curves, error_reason, is_metric
+from bishop_ray.search.cluster import Cluster, concurrency, trial_resources
+from bishop_ray.search.dataset import load
+from bishop_ray.search.samplers import sampler_factory
+from bishop_ray.search.search import StudyFailed, run_study
+from bishop_ray.search.searcher import ModelSearcher, TrialSource
+from bishop_ray.search.space import SearchSpace, load_space
+from bishop_ray.search.study import best_of, open_study
+from bishop_ray.search.suite import run_studies
 from bishop_ray.tracking import runs_frame
-from bishop_ray.tuning.cluster import Cluster, concurrency, trial_resources
-from bishop_ray.tuning.prepare import load
-from bishop_ray.tuning.progress import Progress, curves, error_reason, is_metric
-from bishop_ray.tuning.race import Race
-from bishop_ray.tuning.samplers import sampler_factory
-from bishop_ray.tuning.searcher import RaceSearcher, StudyAsker
-from bishop_ray.tuning.space import SearchSpace, load_space
-from bishop_ray.tuning.store import open_study
-from bishop_ray.tuning.study import StudyFailed, run_study
-from bishop_ray.tuning.suite import run_studies
-from bishop_ray.tuning.trials import best_of
 
 TINY = Path(__file__).with_name("tiny_space.yaml")
 SPACE = TINY.read_text("utf-8")
@@ -200,9 +199,9 @@ def test_time_budget_covers_the_final_evaluation(ray_here: Cluster, config: Stud
     assert all(t.state == TrialState.RUNNING and not t.intermediate_values for t in trials if t not in ended)
 
 
-def searcher_of(config: StudyConfig, study: optuna.Study, space: SearchSpace, total: int) -> RaceSearcher:
-    asker = StudyAsker(study, space, sampler_factory(config))
-    return RaceSearcher({"bishop": asker}, {"": Race(["bishop"])}, {"": 9}, total, lambda *_: 0.0)
+def searcher_of(config: StudyConfig, study: optuna.Study, space: SearchSpace, total: int) -> ModelSearcher:
+    asker = TrialSource(study, space, sampler_factory(config))
+    return ModelSearcher({"bishop": asker}, {"": SuccessiveHalving(["bishop"])}, {"": 9}, total, lambda *_: 0.0)
 
 
 def test_searcher_counts_exactly(config: StudyConfig) -> None:
@@ -212,7 +211,7 @@ def test_searcher_counts_exactly(config: StudyConfig) -> None:
     searcher = searcher_of(config, opened.study, space, 3)
     points = [searcher.suggest(str(i)) for i in range(5)]
     assert [p["number"] for p in points[:3]] == [0, 1, 2]
-    assert points[3] == points[4] == RaceSearcher.FINISHED
+    assert points[3] == points[4] == ModelSearcher.FINISHED
     # Nothing was told, as after a kill: the same three come again, with the same parameters, and no other.
     again = searcher_of(config, reopened(replace(config, metric="auc")), space, 3)
     assert [again.suggest(str(i)) for i in range(4)] == points[:4]
@@ -227,7 +226,7 @@ def test_killed_between_ask_and_parameters(config: StudyConfig) -> None:
     assert first["number"] == 0
     assert first["params"]["train"]["lr"] == 5e-3, "it is still the default point"
     assert searcher.suggest("b")["number"] == 1
-    assert searcher.suggest("c") == RaceSearcher.FINISHED
+    assert searcher.suggest("c") == ModelSearcher.FINISHED
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
@@ -305,7 +304,7 @@ def test_small_parts_of_the_recorder(tmp_path: Path) -> None:
 
 def test_test_rows_are_in_no_object_of_the_search(ray_here: Cluster, config: StudyConfig, tmp_path: Path) -> None:
     """A planted marker in the test rows appears nowhere before the final evaluation."""
-    from bishop_ray.tuning.prepare import open_test, prepare
+    from bishop_ray.search.dataset import open_test, prepare
 
     raw = make_table("regression", n_cat=0)
     frame = raw.frame.assign(target=raw.target.to_numpy(), marker=np.arange(len(raw.frame), dtype=float) + 1e6)

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray import paper
-from bishop_ray.choices import check_warm_start
+from bishop_ray.cli.plan import check_warm_start
 from bishop_ray.config import StudyConfig
-from bishop_ray.data.roles import Roles
-from bishop_ray.data.suites import embedded_ref
+from bishop_ray.data.refs import Roles, embedded_ref
 from bishop_ray.errors import UserError
-from bishop_ray.tuning.cluster import Cluster
-from bishop_ray.tuning.prepare import load
-from bishop_ray.tuning.space import load_space
-from bishop_ray.tuning.store import open_study, read_study, study_folder
-from bishop_ray.tuning.study import run_study
-from bishop_ray.tuning.warm import Shape, distance, in_space, open_warm, parsed, same_table
+from bishop_ray.paper import printed
+from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.dataset import load
+from bishop_ray.search.search import run_study
+from bishop_ray.search.space import load_space
+from bishop_ray.search.study import open_study, read_study, study_folder
+from bishop_ray.search.warm_start import Shape, distance, in_space, open_warm, parsed, same_table
 
 pytest_plugins = ["study_fixtures"]
 
@@ -55,7 +54,7 @@ def test_similar_tables() -> None:
 
 def test_points_of_a_space() -> None:
     space = load_space("bishop", "bishop")
-    tuned = paper.tuned("bank")
+    tuned = printed.tuned("bank")
     assert tuned is not None
     flat = {f"{section}.{key}": value for section, values in tuned.items() for key, value in values.items()}
     point = in_space(space, flat)

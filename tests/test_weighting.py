@@ -16,25 +16,23 @@ from fakes import make_table
 from model_training import default_params
 from sklearn.utils.class_weight import compute_sample_weight
 
-from bishop_ray import doctor_cli
+from bishop_ray.cli import doctor as doctor_cli
 from bishop_ray.config import StudyConfig, TrialConfig
-from bishop_ray.data.preprocess import Preprocessor
-from bishop_ray.data.roles import Roles
+from bishop_ray.data.preprocess import Preprocessor, class_weights, counted, encoded
+from bishop_ray.data.refs import Roles, embedded_ref, file_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import embedded_ref, file_ref
 from bishop_ray.data.table import Table, TableSpec, TaskType
-from bishop_ray.data.weighting import class_weights, counted, encoded
 from bishop_ray.errors import BadTable, UserError
 from bishop_ray.models import MODELS, create_model, model_class, not_installed
 from bishop_ray.models.base import Network
 from bishop_ray.models.xgboost import XGBoost
+from bishop_ray.search.dataset import combined, divide, load, prepare, unable
+from bishop_ray.search.dataset import test_references as scores_of_references
+from bishop_ray.search.search import _able, _Encodings
+from bishop_ray.search.space import load_space
+from bishop_ray.search.study import open_study
+from bishop_ray.training.baselines import reference_scores
 from bishop_ray.training.loop import fit_network
-from bishop_ray.training.reference import reference_scores
-from bishop_ray.tuning.automl import _able, _Encodings
-from bishop_ray.tuning.prepare import combined, divide, load, prepare, unable
-from bishop_ray.tuning.prepare import test_references as scores_of_references
-from bishop_ray.tuning.space import load_space
-from bishop_ray.tuning.store import open_study
 
 WEIGHED = [name for name in MODELS if not not_installed(name) and model_class(name).takes_weights]
 

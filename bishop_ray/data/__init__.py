@@ -6,17 +6,17 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "DatasetFacts": "suites",
-    "DatasetRef": "suites",
-    "embedded_ref": "suites",
-    "file_ref": "suites",
-    "list_datasets": "suites",
-    "suite_id": "suites",
-    "task_ref": "suites",
-    "load_dataset": "sources",
-    "paper_dataset": "sources",
-    "suite_datasets": "sources",
-    "task_dataset": "sources",
+    "DatasetFacts": "refs",
+    "DatasetRef": "refs",
+    "embedded_ref": "refs",
+    "file_ref": "refs",
+    "list_datasets": "refs",
+    "suite_id": "refs",
+    "task_ref": "refs",
+    "load_dataset": "load",
+    "paper_dataset": "load",
+    "suite_datasets": "load",
+    "task_dataset": "load",
     "SplitProtocol": "split",
     "protocol": "split",
     "split_dataset": "split",
@@ -27,7 +27,6 @@ _HOMES = {
     "TableSpec": "table",
     "TaskType": "table",
 }
-
 __all__ = list(_HOMES)
 
 

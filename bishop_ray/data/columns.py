@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bishop_ray.data.moments import column_seconds, is_blank, seconds_of
+from bishop_ray.data.datetimes import column_seconds, is_blank, seconds_of
 from bishop_ray.errors import BadTable
 
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")

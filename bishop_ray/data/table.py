@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
+
 T = TypeVar("T")
 U = TypeVar("U")
 

@@ -1,4 +1,4 @@
-"""The target column: labels <-> class indices, numbers <-> standardised numbers."""
+"""Coding of targets: labels to classes, values to scaled units, and back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,38 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.columns import canonical_text, category_codes, to_numbers
 from bishop_ray.data.table import TaskType
-from bishop_ray.data.units import Units
 from bishop_ray.errors import BadTable
+
+
+class Units(float):
+    """Units of the target per unit of its standardised form, as a number, which knows the target's mean as well.
+
+    Most metrics look at differences only, for which a scale is enough; some count from zero.
+    """
+
+    center: float
+
+    def __new__(cls, scale: float, center: float) -> Units:
+        """The number `scale`, with the mean `center`, both in the target's own units."""
+        made = super().__new__(cls, scale)
+        made.center = float(center)
+        return made
+
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
+        return float(self), self.center
+
+    def decode(self, coded: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(R,) standardised values, once rounded to float32, in the target's own units.
+
+        What cannot be told from zero is zero: a target of counts must not turn negative by rounding.
+        """
+        values = coded * float(self) + self.center
+        noise = np.finfo(np.float32).eps * abs(self.center)
+        return np.where(np.abs(values) <= noise, 0.0, values)
+
 
 _LARGEST = 1e150
 """Bound of a regression target's size and inverse spread: squares, as in every score, stay inside float64."""
-
 Label = str | bool | int | float
 """What a class may be called; JSON keeps the four apart."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
-from bishop_ray.data.units import Units
+from bishop_ray.data.target import Units
 from bishop_ray.errors import BadTable, UnknownName, UserError
 
 Floats = NDArray[np.float64]

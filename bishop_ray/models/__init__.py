@@ -39,7 +39,6 @@ class ModelInfo:
 
 _PAPER = "BiSHop (ICML 2024), appendix"
 _BENCHMARK = "Grinsztajn et al. 2022"
-
 # In the order in which a search over all models tries them: cheap and strong first.
 MODELS: dict[str, ModelInfo] = {
     "lightgbm": ModelInfo(

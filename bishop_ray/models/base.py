@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bishop_ray.data.table import Table, TableSpec, TaskType
 
 NumericKind = Literal["normal", "quantile", "raw", "native"]
-"""See ``data/numbers.py``."""
+"""See ``data/numeric.py``."""
 Array = NDArray[np.float32]
 WIDE = 8192
 """Mean numbers per parameter from which a pass over all of them costs more than an operation for each."""
@@ -27,7 +27,7 @@ _SMALL = TableSpec(TaskType.BINARY, 2, (3,), 2)
 
 
 def is_wide(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether the trained parameters are large ones, whose gradients are added up in place (``training/steps.py``)."""
+    """Whether the trained parameters are large: then ``training/optimizer.py`` adds up their gradients in place."""
     return sum(p.numel() for p in parameters) > WIDE * len(parameters)
 
 

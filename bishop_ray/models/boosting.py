@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bishop_ray.data.table import Table, TableSpec
-from bishop_ray.models.arguments import check_whole
 from bishop_ray.models.base import Array, Estimator
+from bishop_ray.models.validation import check_whole
 
 N_ROUNDS = 2000
 """Cap of rounds where a search space has none. Gorishniy et al. 2021 ("Revisiting Deep Learning Models for Tabular
@@ -20,7 +20,7 @@ Data", appendix), whose XGBoost and CatBoost spaces the paper's resemble, give 2
 PATIENCE = 50
 
 
-class Watch:
+class EarlyStopping:
     """Judges one training round by round: reports chunks, stops early, knows the best round.
 
     Args:
@@ -72,7 +72,7 @@ class Boosted(Estimator):
 
     def fit(self, train: Table, val: Table, on_round: Callable[[int, Array], bool]) -> None:
         """See `Estimator.fit`."""
-        watch = Watch(self._max_rounds, self._patience, self.reports, on_round)
+        watch = EarlyStopping(self._max_rounds, self._patience, self.reports, on_round)
         self._train(train, self._max_rounds, val, watch)
         self.rounds, self.trained_rounds = watch.best_round, watch.done
 
@@ -82,7 +82,7 @@ class Boosted(Estimator):
         self.rounds = self.trained_rounds = rounds
 
     @abstractmethod
-    def _train(self, train: Table, rounds: int, val: Table | None, watch: Watch | None) -> None:
+    def _train(self, train: Table, rounds: int, val: Table | None, watch: EarlyStopping | None) -> None:
         """Fits `rounds` rounds, or as many as `watch` lets pass."""
 
     def predict(self, x_num: Array, x_cat: NDArray[np.int64]) -> Array:

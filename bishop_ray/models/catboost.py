@@ -14,9 +14,9 @@ from scipy.special import expit, softmax
 
 from bishop_ray.data.table import Table, TableSpec
 from bishop_ray.errors import TrainingFailed, UserError
-from bishop_ray.models.arguments import check_whole
 from bishop_ray.models.base import Array
-from bishop_ray.models.boosting import N_ROUNDS, PATIENCE, Boosted, Watch, as_output, within
+from bishop_ray.models.boosting import N_ROUNDS, PATIENCE, Boosted, EarlyStopping, as_output, within
+from bishop_ray.models.validation import check_whole
 
 FILE = "model.cbm"
 GPU_SHARE = 0.2
@@ -71,7 +71,7 @@ class CatBoost(Boosted):
             "learning_rate": learning_rate,
         }
 
-    def _train(self, train: Table, rounds: int, val: Table | None, watch: Watch | None) -> None:
+    def _train(self, train: Table, rounds: int, val: Table | None, watch: EarlyStopping | None) -> None:
         import catboost
 
         settings = self._settings(rounds)
@@ -164,7 +164,7 @@ class _Judge:
     In each round the metric is called with the training rows, then with the validation rows, then the callback is.
     """
 
-    def __init__(self, watch: Watch, spec: TableSpec, n_val: int) -> None:
+    def __init__(self, watch: EarlyStopping, spec: TableSpec, n_val: int) -> None:
         self._watch, self._spec, self._n_val = watch, spec, n_val
         self._done = 0
         self._loss = math.nan

@@ -1,7 +1,7 @@
 """What a training step costs, predicted from shapes: matrix products and memory, before anything is allocated.
 
 The network is built on PyTorch's meta device, whose tensors have shapes but no values, and one step is run there:
-forward, loss, backward, followed by ``models/tracing.py``.
+forward, loss, backward, followed by ``models/step_tracer.py``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from torch import nn
 from bishop_ray.data.table import TableSpec
 from bishop_ray.models import create_model
 from bishop_ray.models.base import Network, is_wide
-from bishop_ray.models.tracing import Kernels, Trace
+from bishop_ray.models.step_tracer import Kernels, Trace
 
 PRECISIONS = ("fp32", "bf16")
 """Names that `training_cost` knows."""
-
 _KEPT = 3
-"""Copies of the trained weights that ``training/steps.py`` keeps beside them: Adam's two moments, the gradient."""
+"""Copies of the trained weights that ``training/optimizer.py`` keeps beside them: Adam's two moments, the gradient."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from rtdl_revisiting_models import FTTransformer as Tokens
 from torch import Tensor, nn
 
 from bishop_ray.data.table import TableSpec
-from bishop_ray.models.arguments import check_rate, check_whole
 from bishop_ray.models.base import Network, NumericKind
+from bishop_ray.models.validation import check_rate, check_whole
 
 
 class FTTransformer(Network):

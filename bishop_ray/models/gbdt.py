@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bishop_ray.data.table import Table, TableSpec, TaskType
-from bishop_ray.models.arguments import check_choice, check_whole
 from bishop_ray.models.base import Array
-from bishop_ray.models.trees import TreeEnsemble
+from bishop_ray.models.sklearn_trees import TreeEnsemble
+from bishop_ray.models.validation import check_choice, check_whole
 
 
 class GBDT(TreeEnsemble):

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import Table, TableSpec
 from bishop_ray.errors import TrainingFailed, UserError
-from bishop_ray.models.arguments import check_whole
 from bishop_ray.models.base import Array
-from bishop_ray.models.boosting import PATIENCE, Boosted, Watch, as_output, joined, within
+from bishop_ray.models.boosting import PATIENCE, Boosted, EarlyStopping, as_output, joined, within
+from bishop_ray.models.validation import check_whole
 
 FILE = "booster.txt"
 HEAD = b"tree\n"
@@ -63,7 +63,7 @@ class LightGBM(Boosted):
             "learning_rate": learning_rate,
         }
 
-    def _train(self, train: Table, rounds: int, val: Table | None, watch: Watch | None) -> None:
+    def _train(self, train: Table, rounds: int, val: Table | None, watch: EarlyStopping | None) -> None:
         import lightgbm
 
         settings = self._settings(len(train))
@@ -129,7 +129,7 @@ class LightGBM(Boosted):
 class _Hook:
     """LightGBM's two hooks: its predictions of the validation rows are handed to metrics only."""
 
-    def __init__(self, watch: Watch, spec: TableSpec) -> None:
+    def __init__(self, watch: EarlyStopping, spec: TableSpec) -> None:
         self._watch, self._spec = watch, spec
         self._prediction: NDArray[Any] = np.zeros(0)
         self._done = 0

@@ -8,9 +8,9 @@ from rtdl_revisiting_models import ResNet as Blocks
 from torch import Tensor
 
 from bishop_ray.data.table import TableSpec
-from bishop_ray.models.arguments import check_rate, check_whole
 from bishop_ray.models.base import Network, NumericKind
-from bishop_ray.models.onehot import OneHot
+from bishop_ray.models.embeddings import OneHot
+from bishop_ray.models.validation import check_rate, check_whole
 
 
 class ResNet(Network):

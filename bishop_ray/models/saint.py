@@ -20,7 +20,6 @@ from bishop_ray.models.embeddings import CategoryEmbedding
 _WIDE, _WIDE_CELL, _HIDDEN, _HEAD = 100, 8, 100, 1000
 _PIECE = 1 << 26
 """Numbers in the largest activation outside training: a wide table's rows are predicted in pieces."""
-
 Memory = tuple[Tensor, Tensor]
 """Keys and values of the context rows in one layer, (H, M, W) each."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bishop_ray.data.table import TableSpec
 from bishop_ray.models.base import Network, NumericKind
 from bishop_ray.models.embeddings import CategoryEmbedding
-from bishop_ray.models.tracing import recomputed
+from bishop_ray.models.step_tracer import recomputed
 
 _WEIGHTS = 1 << 24
 """Attention weights of one layer at a time: rows of a wide table pass in pieces, computed again for their gradients."""

@@ -9,9 +9,9 @@ from tab_transformer_pytorch.tab_transformer_pytorch import Transformer
 from torch import Tensor, nn
 
 from bishop_ray.data.table import TableSpec
-from bishop_ray.models.arguments import check_rate, check_whole
 from bishop_ray.models.base import Network, NumericKind
 from bishop_ray.models.embeddings import CategoryEmbedding
+from bishop_ray.models.validation import check_rate, check_whole
 
 
 class TabTransformer(Network):

@@ -13,10 +13,9 @@ from tabm import TabM as Members
 from torch import Tensor, nn
 
 from bishop_ray.data.table import Table, TableSpec
-from bishop_ray.models.arguments import check_rate, check_whole
 from bishop_ray.models.base import Network, NumericKind
-from bishop_ray.models.embeddings import quantile_edges
-from bishop_ray.models.onehot import OneHot
+from bishop_ray.models.embeddings import OneHot, quantile_edges
+from bishop_ray.models.validation import check_rate, check_whole
 
 _NARROWEST = 1e-4
 """Bins at least this wide (numbers come as normal ranks): the encoding divides by the width in float32."""

@@ -9,9 +9,9 @@ from pytorch_tabnet.tab_network import TabNetNoEmbeddings
 from torch import Tensor
 
 from bishop_ray.data.table import TableSpec
-from bishop_ray.models.arguments import check_choice, check_whole
 from bishop_ray.models.base import Network, NumericKind
-from bishop_ray.models.onehot import OneHot
+from bishop_ray.models.embeddings import OneHot
+from bishop_ray.models.validation import check_choice, check_whole
 
 GHOST_ROWS = 128
 """Rows that share one batch norm (ghost batch norm); the default of ``pytorch_tabnet``."""

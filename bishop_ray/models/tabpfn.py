@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import TableSpec
 from bishop_ray.models.base import Array, NumericKind
-from bishop_ray.models.in_context import InContextModel
-from bishop_ray.models.pretrained import Checkpoint
+from bishop_ray.models.checkpoints import Checkpoint
+from bishop_ray.models.foundation import InContextModel
 
 
 class TabPFN(InContextModel):

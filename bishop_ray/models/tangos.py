@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bishop_ray.data.table import TableSpec
 from bishop_ray.models.base import Network
-from bishop_ray.models.onehot import OneHot
+from bishop_ray.models.embeddings import OneHot
 
 _PRODUCTS = 1 << 26
 """Multiplications that the attributions of one batch may take; a wide table's come from fewer of its rows."""

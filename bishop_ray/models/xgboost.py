@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import Table, TableSpec
 from bishop_ray.errors import TrainingFailed, UserError
-from bishop_ray.models.arguments import check_whole
 from bishop_ray.models.base import Array
-from bishop_ray.models.boosting import N_ROUNDS, PATIENCE, Boosted, Watch, as_output, joined, within
+from bishop_ray.models.boosting import N_ROUNDS, PATIENCE, Boosted, EarlyStopping, as_output, joined, within
+from bishop_ray.models.validation import check_whole
 
 FILE = "booster.ubj"
 
@@ -65,7 +65,7 @@ class XGBoost(Boosted):
             within(name, value, 0, math.inf)
         self._params = {"max_depth": max_depth, "learning_rate": learning_rate, **fractions, **penalties}
 
-    def _train(self, train: Table, rounds: int, val: Table | None, watch: Watch | None) -> None:
+    def _train(self, train: Table, rounds: int, val: Table | None, watch: EarlyStopping | None) -> None:
         import xgboost
 
         data = {"feature_types": self._types(), "enable_categorical": True, "nthread": self.n_threads}
@@ -125,7 +125,7 @@ class XGBoost(Boosted):
             raise UserError(f"{path}: damaged ({_line(error)})") from error
 
 
-def _callback(watch: Watch, held: Any, spec: TableSpec) -> Any:
+def _callback(watch: EarlyStopping, held: Any, spec: TableSpec) -> Any:
     """XGBoost's hook after each round. Predicting rows that are evaluated anyway costs only the newest trees."""
     import xgboost
 

@@ -1,15 +1,15 @@
 """Fitted models that read the user's own table: what is saved, registered and loaded again.
 
-``single.py`` is one preprocessor with one model, ``ensemble.py`` a weighted mean of several; both are a `Predictor`.
+``predictor.py`` is one preprocessor with one model, ``ensemble_predictor.py`` a weighted mean of several; both are a
+`Predictor`.
 """
 
-from bishop_ray.predictor.answers import Answers, answers, label_text, label_texts
-from bishop_ray.predictor.ensemble import EnsembleMember, EnsemblePredictor
-from bishop_ray.predictor.explanation import Explanation
-from bishop_ray.predictor.faithfulness import Faithfulness
-from bishop_ray.predictor.files import FORMAT, MANIFEST, fingerprint
-from bishop_ray.predictor.single import ENSEMBLE, Predictor
-from bishop_ray.predictor.weights import MODEL, WEIGHTS
+from __future__ import annotations
+
+from bishop_ray.predictor.ensemble_predictor import EnsembleMember, EnsemblePredictor
+from bishop_ray.predictor.explanation import Explanation, Faithfulness
+from bishop_ray.predictor.predictor import ENSEMBLE, Answers, Predictor, answers, label_text, label_texts
+from bishop_ray.predictor.storage import FORMAT, MANIFEST, MODEL, WEIGHTS, fingerprint
 
 __all__ = [
     "ENSEMBLE",

@@ -1,4 +1,4 @@
-"""The HTTP face of a model: a FastAPI application, without Ray Serve.
+"""FastAPI app around a registered model.
 
 ``POST /predict`` takes rows. The order of its checks is that of their cost: token, type, length, then the body itself.
 """
@@ -9,7 +9,9 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,80 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from bishop_ray.errors import UserError
-from bishop_ray.serving import contract
-from bishop_ray.serving.payload import RequestRefused, Rows, fault, read_rows
-from bishop_ray.serving.served import Reply, Served
+from bishop_ray.predictor import Predictor, answers
+from bishop_ray.serving import schemas
+from bishop_ray.serving.schemas import RequestRefused, Rows, fault, make_frame, read_rows
+
+Reply = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeploymentSpec:
+    """What a replica is told: which model, and how it answers.
+
+    Attributes:
+        name: Registered name.
+        version: Its number.
+        uri: MLflow address.
+        token_digest: SHA-256 of the bearer token, in hexadecimal: the token itself is sent nowhere.
+        max_body: Bytes of a request's body.
+    """
+
+    name: str
+    version: int
+    uri: str = field(repr=False)
+    token_digest: str = field(repr=False)
+    max_body: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model under its name and version."""
+
+    predictor: Predictor
+    name: str
+    version: int
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def reply(self, requests: Sequence[Rows]) -> list[Reply | Exception]:
+        """The reply to each request, in their order, from one call of the model; an error where there is none.
+
+        A request that the model cannot answer does not spoil the others: then each one is asked about alone. That
+        holds for a `UserError` and for faults of the model's own.
+        """
+        try:
+            return list(self._together(requests))
+        except Exception as error:
+            if len(requests) == 1:
+                return [error]
+        return [reply for request in requests for reply in self.reply([request])]
+
+    def _together(self, requests: Sequence[Rows]) -> list[Reply]:
+        frame = make_frame([row for rows in requests for row in rows], self.predictor.schema)
+        with self._one_at_a_time:
+            found = answers(self.predictor, frame)
+        predictions = found.predictions.tolist()
+        chances: list[Any] = [None] * len(predictions)
+        if found.probabilities is not None:
+            chances = [dict(zip(found.labels, row, strict=True)) for row in found.probabilities.tolist()]
+        replies, start = [], 0
+        for rows in requests:
+            end = start + len(rows)
+            part = chances[start:end] if found.probabilities is not None else None
+            replies.append({"predictions": predictions[start:end], "probabilities": part} | self.title)
+            start = end
+        return replies
+
+    @property
+    def title(self) -> Reply:
+        """Name and version, as replies have them."""
+        return {"model": self.name, "version": self.version}
+
 
 BODY_SECONDS = 30.0
 """How long a client may take to send a body."""
-
 _SMALL = 1 << 16
 """Bytes of a body that is read on the spot; longer ones leave the event loop free for others."""
-
 Ask = Callable[[Rows], Awaitable[Reply | Exception]]
 
 
@@ -108,8 +174,8 @@ def _add_open(app: FastAPI, served: Served) -> None:
 
 
 def _add_closed(app: FastAPI, served: Served, token: Any) -> None:
-    about = served.title | contract.description(served.predictor)
-    unknown = contract.problems(s401="No token, or another one.")
+    about = served.title | schemas.description(served.predictor)
+    unknown = schemas.problems(s401="No token, or another one.")
 
     @app.get("/schema", summary="The model's columns, task and labels", dependencies=[token], responses=unknown)
     async def schema() -> dict[str, Any]:
@@ -125,10 +191,10 @@ def _add_predict(app: FastAPI, served: Served, ask: Ask, max_body: int, token: A
     body = {
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": contract.request_schema(served.predictor)}},
+            "content": {"application/json": {"schema": schemas.request_schema(served.predictor)}},
         }
     }
-    replies = contract.problems(
+    replies = schemas.problems(
         s400="No JSON in UTF-8.",
         s401="No token, or another one.",
         s408="The body did not arrive in time.",
@@ -136,7 +202,7 @@ def _add_predict(app: FastAPI, served: Served, ask: Ask, max_body: int, token: A
         s415="Another type than application/json.",
         s422="Rows that do not fit the model: an entry per row and field.",
     )
-    reply = contract.reply_schema(served.predictor)
+    reply = schemas.reply_schema(served.predictor)
     replies[200] = {"description": "One prediction per row.", "content": {"application/json": {"schema": reply}}}
 
     @app.post("/predict", summary="Predictions of rows", dependencies=[token], responses=replies, openapi_extra=body)

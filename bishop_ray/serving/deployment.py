@@ -1,4 +1,8 @@
-"""The Ray Serve deployment: what a replica is, and how one version takes the place of another."""
+"""Ray Serve deployment of a registered model, with request batching.
+
+``ray.serve.batch`` does not do this: it fills a batch before the call that is under way has ended, so that without a
+wait its batches are single requests, and with one a lone request waits for nobody.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import asyncio
 import contextlib
 import importlib
 import logging
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI
 from ray import serve
@@ -16,18 +22,57 @@ from ray.serve.exceptions import RayServeException
 from ray.util import get_node_ip_address
 
 from bishop_ray.errors import SourceUnavailable, UserError
-from bishop_ray.serving.app import build_app
-from bishop_ray.serving.payload import Rows
-from bishop_ray.serving.served import Deployed, Reply, Served
-from bishop_ray.serving.together import Together
-from bishop_ray.tracking import load_best
+from bishop_ray.registry import load_best
+from bishop_ray.serving.app import DeploymentSpec, Reply, Served, build_app
+from bishop_ray.serving.schemas import Rows
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class RequestBatcher(Generic[Q, A]):
+    """One call at a time, in a thread, for all that wait for it.
+
+    Args:
+        answer: Answers several requests in their order; what it raises, each of them gets as its answer.
+        most: Requests of one call.
+    """
+
+    def __init__(self, answer: Callable[[Sequence[Q]], Sequence[A | Exception]], most: int) -> None:
+        self._answer, self._most = answer, most
+        self._waiting: deque[tuple[Q, asyncio.Future[A | Exception]]] = deque()
+        self._work: asyncio.Task[None] | None = None
+
+    async def ask(self, request: Q) -> A | Exception:
+        """The answer to one request; at once where nothing is under way. One event loop's coroutines may call this."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[A | Exception] = loop.create_future()
+        self._waiting.append((request, future))
+        if self._work is None or self._work.done():
+            self._work = loop.create_task(self._until_none_waits())
+        return await future
+
+    async def _until_none_waits(self) -> None:
+        while self._waiting:
+            count = min(self._most, len(self._waiting))
+            part = [self._waiting.popleft() for _ in range(count)]
+            part = [(request, future) for request, future in part if not future.done()]  # whoever asked has gone away
+            if not part:
+                continue
+            answers: Sequence[A | Exception]
+            try:
+                answers = await asyncio.to_thread(self._answer, [request for request, _ in part])
+            except Exception as error:
+                answers = [error] * len(part)
+            for (_, future), answer in zip(part, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
 
 BATCH = 32
 """Requests that one call of the model answers together, at most."""
-
 MANY = 256
 """A request with more rows than this is no part of a batch: it fills a call by itself."""
-
 ONGOING, WAITING = 128, 1024
 """Requests at a time that a replica works on, and that wait for a replica; further ones are answered 503."""
 
@@ -48,12 +93,12 @@ class ModelServer:
         deployed: Which model, and how it answers.
     """
 
-    def __init__(self, deployed: Deployed) -> None:
+    def __init__(self, deployed: DeploymentSpec) -> None:
         _stay_on_loopback()
         predictor = load_best(deployed.name, str(deployed.version), deployed.uri)
         self._deployed = deployed
         self._served = Served(predictor, deployed.name, deployed.version)
-        self._together = Together(self._served.reply, BATCH)
+        self._together = RequestBatcher(self._served.reply, BATCH)
         # The first call costs more than the next ones. A model that cannot do without a value says so when it is asked.
         self._served.reply([[dict.fromkeys((name for name, _ in predictor.schema), None)]])
 
@@ -61,7 +106,7 @@ class ModelServer:
         """The HTTP application of this replica."""
         return build_app(self._served, self._ask, self._deployed.token_digest, self._deployed.max_body)
 
-    def deployed(self) -> Deployed:
+    def deployed(self) -> DeploymentSpec:
         """What this replica was told; reached through Ray only, not over HTTP."""
         return self._deployed
 
@@ -82,7 +127,7 @@ def start(host: str, port: int) -> None:
     serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
 
 
-def deploy(deployed: Deployed, replicas: int, cpus: float) -> None:
+def deploy(deployed: DeploymentSpec, replicas: int, cpus: float) -> None:
     """Puts a version into service, in the place of the model's version that is there; returns when it answers.
 
     Args:
@@ -107,7 +152,7 @@ def deploy(deployed: Deployed, replicas: int, cpus: float) -> None:
         raise SourceUnavailable(f"{title} did not start{others}: {_reason(deployed.name, error)}") from error
 
 
-def running(name: str) -> Deployed | None:
+def running(name: str) -> DeploymentSpec | None:
     """What serves a model on this Ray at the moment; None when nothing does.
 
     Raises:
@@ -121,7 +166,7 @@ def running(name: str) -> Deployed | None:
     except (TimeoutError, RayServeException, RayError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise SourceUnavailable(f"the service of {name} runs, but does not say its version: {reason}") from error
-    return found if isinstance(found, Deployed) else None
+    return found if isinstance(found, DeploymentSpec) else None
 
 
 def healthy(name: str) -> bool:

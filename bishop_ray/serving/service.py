@@ -1,4 +1,4 @@
-"""The life of a service: started on a Ray of its own or a cluster, replaced while it answers, stopped.
+"""Service lifecycle: start, replace in place, stop.
 
 A service on a Ray of its own belongs to the process that started it, which holds a lock in ``serving/`` of this user's
 folder and leaves there, readable by this user alone, where its Ray is. The same command in another process finds that
@@ -7,26 +7,101 @@ and puts the model's present version in the place of the one that answers.
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from filelock import FileLock, Timeout
 
-from bishop_ray.errors import UserError
-from bishop_ray.home import home
+from bishop_ray._compat.ray import on_loopback
+from bishop_ray.errors import SourceUnavailable, UserError
+from bishop_ray.paths import home
+from bishop_ray.registry import find_version, load_best
+from bishop_ray.search.cluster import Cluster, connect
 from bishop_ray.serving import deployment
-from bishop_ray.serving.app import token_digest
-from bishop_ray.serving.place import enter, free_port, ray_access, read_note, url_of, write_note
-from bishop_ray.serving.served import Deployed
-from bishop_ray.tracking import find_version, load_best, tracking_uri
-from bishop_ray.tracking.names import safe_file_name
-from bishop_ray.tuning.cluster import Cluster, connect
-from bishop_ray.tuning.loopback import on_loopback
+from bishop_ray.serving.app import DeploymentSpec, token_digest
+from bishop_ray.tracking import tracking_uri
+from bishop_ray.tracking.naming import safe_file_name
+
+START_SECONDS = 180.0
+"""How long another process may take to start the service that this one is to update."""
+_ACCESS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Variables by which Ray knows its own token, which is another one than that of the service."""
+
+
+def free_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0.
+
+    Raises:
+        UserError: It cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((host, port))
+            return int(trial.getsockname()[1])
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: cannot be listened on: {error.strerror or error}") from None
+
+
+def url_of(host: str, port: int) -> str:
+    """The address that clients use."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def ray_access() -> dict[str, str]:
+    """How the Ray of this process is reached, for `enter`."""
+    return {name: os.environ[name] for name in _ACCESS if name in os.environ}
+
+
+def enter(access: dict[str, str]) -> None:
+    """Has this process join a Ray with the token of `access`, whatever its own environment says."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    for name in _ACCESS:
+        os.environ.pop(name, None)
+    os.environ.update(access)
+    # Ray read the variables when it was imported.
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def write_note(note: Path, values: dict[str, Any]) -> None:
+    """Writes a note that this user alone can read."""
+    part = note.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(values, file)
+    part.replace(note)
+
+
+def read_note(note: Path) -> dict[str, Any]:
+    """What the process that serves has noted; waits while it is starting.
+
+    Raises:
+        SourceUnavailable: It does not get ready.
+    """
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        try:
+            found = json.loads(note.read_text("utf-8"))
+            access = {name: str(found["access"][name]) for name in _ACCESS if name in found["access"]}
+            place = {"address": str(found["address"]), "host": str(found["host"]), "port": int(found["port"])}
+            return place | {"access": access}
+        except FileNotFoundError:
+            time.sleep(0.5)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{note}: expected where the running service is; found a damaged file") from error
+    raise SourceUnavailable(f"another process has been starting this service for {START_SECONDS:g} seconds; see there")
+
 
 TOKEN = "BISHOP_SERVE_TOKEN"  # noqa: S105  the name of a variable
 SHORTEST_TOKEN = 16
@@ -35,7 +110,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Wish:
+class ServeOptions:
     """What a user asks to be served.
 
     Attributes:
@@ -59,7 +134,7 @@ class Wish:
     ray_address: str = ""
 
 
-def serve_model(wish: Wish, say: Say, catch_signals: Callable[[], None] = lambda: None) -> None:
+def serve_model(wish: ServeOptions, say: Say, catch_signals: Callable[[], None] = lambda: None) -> None:
     """Serves a model: on a cluster returns when it answers, on a Ray of its own when it is stopped (Ctrl-C).
 
     Where the model is served already, its present version replaces the one that answers, and the call returns.
@@ -79,7 +154,7 @@ def serve_model(wish: Wish, say: Say, catch_signals: Callable[[], None] = lambda
     _check_token(token)
     version = find_version(wish.name, wish.alias, uri)
     load_best(wish.name, str(version), uri)  # what does not load here is not sent to replicas
-    new = Deployed(wish.name, version, uri, token_digest(token) if token else "", wish.max_body)
+    new = DeploymentSpec(wish.name, version, uri, token_digest(token) if token else "", wish.max_body)
     if wish.ray_address:
         connect(wish.ray_address)
         _on_cluster(wish, new, say)
@@ -103,7 +178,7 @@ def _check_token(token: str) -> None:
         )
 
 
-def _own(wish: Wish, new: Deployed, note: Path, say: Say, catch_signals: Callable[[], None]) -> None:
+def _own(wish: ServeOptions, new: DeploymentSpec, note: Path, say: Say, catch_signals: Callable[[], None]) -> None:
     """Starts the service on a Ray of this process, and stays until it is interrupted."""
     host = wish.host or HOST
     port = free_port(host, PORT if wish.port is None else wish.port)
@@ -139,7 +214,7 @@ def _watch(name: str, say: Say) -> None:
             well = now
 
 
-def _replace(wish: Wish, new: Deployed, note: Path, say: Say) -> None:
+def _replace(wish: ServeOptions, new: DeploymentSpec, note: Path, say: Say) -> None:
     """Puts a version in the place of the one that another process serves."""
     found = read_note(note)
     check_same(wish, found["host"], found["port"])
@@ -155,7 +230,7 @@ def _replace(wish: Wish, new: Deployed, note: Path, say: Say) -> None:
         ray.shutdown()
 
 
-def _on_cluster(wish: Wish, new: Deployed, say: Say) -> None:
+def _on_cluster(wish: ServeOptions, new: DeploymentSpec, say: Say) -> None:
     """Deploys on the cluster that this process has joined, where the service stays."""
     try:
         deployment.start(wish.host or HOST, PORT if wish.port is None else wish.port)
@@ -171,7 +246,7 @@ def _on_cluster(wish: Wish, new: Deployed, say: Say) -> None:
         ray.shutdown()
 
 
-def _with_token(new: Deployed, old: Deployed | None) -> tuple[Deployed, str]:
+def _with_token(new: DeploymentSpec, old: DeploymentSpec | None) -> tuple[DeploymentSpec, str]:
     """With the token's digest: the one given, else that of the service that runs, else of a new token, given too."""
     if new.token_digest:
         return new, ""
@@ -181,8 +256,8 @@ def _with_token(new: Deployed, old: Deployed | None) -> tuple[Deployed, str]:
     return _with_digest(new, token_digest(token)), token
 
 
-def _with_digest(new: Deployed, digest: str) -> Deployed:
-    return Deployed(new.name, new.version, new.uri, digest, new.max_body)
+def _with_digest(new: DeploymentSpec, digest: str) -> DeploymentSpec:
+    return DeploymentSpec(new.name, new.version, new.uri, digest, new.max_body)
 
 
 def _cpus(cluster: Cluster, replicas: int) -> float:
@@ -190,7 +265,7 @@ def _cpus(cluster: Cluster, replicas: int) -> float:
     return min(1.0, int(1000 * cluster.cpus / (2 * replicas)) / 1000)
 
 
-def _tell(wish: Wish, new: Deployed, url: str, made: str, say: Say) -> None:
+def _tell(wish: ServeOptions, new: DeploymentSpec, url: str, made: str, say: Say) -> None:
     say(f"{wish.name}: version {new.version} ({wish.alias}) answers at {url}")
     say(f"  POST {url}/predict, GET {url}/schema, /health, /ready, /docs")
     nodes = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes() if node["Alive"]]
@@ -205,7 +280,7 @@ def _tell_token(made: str, say: Say) -> None:
         say(f"  bearer token, made for this service: {made}  (or set {TOKEN})")
 
 
-def check_same(wish: Wish, host: str, port: int) -> None:
+def check_same(wish: ServeOptions, host: str, port: int) -> None:
     """A service that runs cannot move: UserError when a flag asks for that."""
     if (wish.host and wish.host != host) or (wish.port and wish.port != port):
         raise UserError(f"--host, --port: the service runs at {url_of(host, port)} already; stop it to move it")

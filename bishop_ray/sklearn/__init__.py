@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bishop_ray.sklearn.networks import BiSHopClassifier, BiSHopRegressor
+from bishop_ray.sklearn.bishop import BiSHopClassifier, BiSHopRegressor
 
 if TYPE_CHECKING:
     from bishop_ray.sklearn.tuned import TunedClassifier, TunedRegressor
+
 
 __all__ = ["BiSHopClassifier", "BiSHopRegressor", "TunedClassifier", "TunedRegressor"]
 

@@ -21,17 +21,17 @@ from sklearn.utils import check_random_state
 from tqdm.auto import tqdm
 
 from bishop_ray import cli
-from bishop_ray.choices import check_metric_fits, check_search, chosen_models, studies
+from bishop_ray.cli.plan import check_metric_fits, check_search, chosen_models, studies
 from bishop_ray.config import NO_LIMIT, StudyConfig, StudyResult
 from bishop_ray.data.columns import canonical_text
-from bishop_ray.data.roles import NO_ROLES, Roles
-from bishop_ray.data.suites import DatasetRef, file_ref
-from bishop_ray.sklearn.base import Classifier, Regressor, Tabular
-from bishop_ray.sklearn.tables import as_value_error, with_target
-from bishop_ray.tracking import check_tracking, load_best
-from bishop_ray.tuning.cluster import connect, shared_slots
-from bishop_ray.tuning.progress import Progress
-from bishop_ray.tuning.suite import run_studies
+from bishop_ray.data.refs import NO_ROLES, DatasetRef, Roles, file_ref
+from bishop_ray.registry import load_best
+from bishop_ray.search.callback import Progress
+from bishop_ray.search.cluster import connect, shared_slots
+from bishop_ray.search.suite import run_studies
+from bishop_ray.sklearn.estimators import Classifier, Regressor, Tabular
+from bishop_ray.sklearn.input_validation import as_value_error, with_target
+from bishop_ray.tracking import check_tracking
 
 
 class TunedEstimator(Tabular):

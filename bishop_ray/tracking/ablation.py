@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bishop_ray.tracking.names import finite_metrics
+from bishop_ray.tracking.client import CALL_SECONDS, experiment_id, open_client, quoted, search_all
+from bishop_ray.tracking.naming import finite_metrics
 from bishop_ray.tracking.sink import OPEN
-from bishop_ray.tracking.store import CALL_SECONDS, experiment_id, open_client, quoted, search_all
 from bishop_ray.tracking.writes import Writes
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+
 
 KIND, OLD_KIND = "ablation", "ablation-old"
 """Tag ``bishop.kind`` of the runs, and of those that a fresh start has left behind."""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bishop_ray.tracking.client import CALL_SECONDS, as_user_error, open_client, quoted, search_all
 from bishop_ray.tracking.sink import OPEN, PARENT, Event, RunSink, number_of
 from bishop_ray.tracking.spool import replay_spool
-from bishop_ray.tracking.store import CALL_SECONDS, as_user_error, open_client, quoted, search_all
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from bishop_ray.tracking.writer import KnownTrial
+    from bishop_ray.tracking.logger import KnownTrial
 
 
 def settle(uri: str, experiment: str, study_id: str, spool: Path, status: str, reason: str) -> int:

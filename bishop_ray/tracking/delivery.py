@@ -10,23 +10,19 @@ import time
 from contextlib import AbstractContextManager
 
 from bishop_ray.errors import UserError
-from bishop_ray.tracking.address import SERVERS, public_uri
+from bishop_ray.tracking.client import SERVERS, public_uri, reason
 from bishop_ray.tracking.sink import Event, RunSink
 from bishop_ray.tracking.spool import CHUNK, Spool
-from bishop_ray.tracking.store import reason
 
 GATHER_SECONDS = 0.02
 """What a study tells is on disk after this time, and then survives the death of the process."""
-
 FLUSH_SECONDS = 0.5
 RETRY_SECONDS = 5.0
 DISK_SECONDS = 5.0
 """Longest wait at the end for a disk."""
-
 _SENDING = threading.Lock()
 """One study at a time: all of a process share MLflow's pool of 15 connections to a database, and a search over many
 models would wait for them until they time out."""
-
 _log = logging.getLogger(__name__)
 
 

@@ -8,19 +8,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bishop_ray.tracking.names import finite_metrics, safe_key
-from bishop_ray.tracking.store import experiment_id, quoted, search_all
+from bishop_ray.tracking.client import experiment_id, quoted, search_all
+from bishop_ray.tracking.naming import finite_metrics, safe_key
 from bishop_ray.tracking.writes import Writes, table_json
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
+
 Event = dict[str, Any]
 """JSON-able: ``kind`` (study, known, start, metrics, finish, final, close), ``time`` in ms, the kind's own fields."""
-
 PARENT = -1
 """Stands for the parent run where a trial number is expected."""
-
 OPEN = ("RUNNING", "SCHEDULED")
 LOOK_SECONDS = 5.0
 """Between two looks for runs that a busy server makes late."""

@@ -12,29 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bishop_ray.home import write_whole
+from bishop_ray.paths import write_whole
+from bishop_ray.tracking.client import as_user_error
 from bishop_ray.tracking.sink import Event, RunSink
-from bishop_ray.tracking.store import as_user_error
 
 _log = logging.getLogger(__name__)
 SPOOL = "mlflow_spool.jsonl"
 """Its name in the folder of a study."""
-
 CHUNK = 1000
 """Events read at a time: a day without MLflow must not be one list in memory."""
-
 COMPACT_BYTES = 4 << 20
 """The part of the file that MLflow has is cut off when it is as large as this."""
-
 KEPT_IN_MEMORY = 20_000
 """Events that wait in memory where the disk takes none; beyond, epochs' metrics are given up."""
-
 SYNC_SECONDS = 1.0
 """Between two waits for the disk, and between two tries of one that is full."""
 
 
 @dataclass(frozen=True)
-class Batch:
+class SpooledEvents:
     """Events in their order, and how much of the spool they are.
 
     Attributes:
@@ -121,7 +117,7 @@ class Spool:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
 
-    def read(self) -> Batch:
+    def read(self) -> SpooledEvents:
         """The oldest events that MLflow does not have, `CHUNK` at most.
 
         A line cut off by the death of a process is left out with a warning.
@@ -138,9 +134,9 @@ class Spool:
                             events.extend(self._parsed(line))
                         end += len(line)
                         if len(events) >= CHUNK:
-                            return Batch(events, end, [], 0)
+                            return SpooledEvents(events, end, [], 0)
             end = max(end, self._size)  # also where someone removed the file
-            return Batch([*events, *self._memory], end, self._memory, len(self._memory))
+            return SpooledEvents([*events, *self._memory], end, self._memory, len(self._memory))
 
     def _parsed(self, line: bytes) -> list[Event]:
         try:
@@ -149,14 +145,14 @@ class Spool:
             _log.warning("spool %s: one incomplete line skipped", self.path)
             return []
 
-    def skip(self, batch: Batch) -> None:
+    def skip(self, batch: SpooledEvents) -> None:
         """Reads on after what `read` gave; the file keeps it."""
         with self._lock:
             if batch.memory is self._memory:  # else the disk has taken them meanwhile: sent twice is sent once
                 del self._memory[: batch.kept]
             self._sent = max(self._sent, batch.end)
 
-    def drop(self, batch: Batch) -> None:
+    def drop(self, batch: SpooledEvents) -> None:
         """Forgets what `read` gave: MLflow has it."""
         self.skip(batch)
         with self._lock:

@@ -10,23 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bishop_ray.tracking.guards import is_final
-from bishop_ray.tracking.names import clean, short_tags, split_params
-from bishop_ray.tracking.store import CALL_SECONDS, open_client, reason
+from bishop_ray.tracking.client import CALL_SECONDS, is_final, open_client, reason
+from bishop_ray.tracking.naming import clean, short_tags, split_params
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
+
 METRICS, OTHERS = 800, 100
 """What goes in a call: MLflow takes 100 parameters, 100 tags, and 1,000 of all together."""
-
 NAME, DATASET = 250, 500
 """Characters that databases other than SQLite have for the name of a run and of a dataset."""
-
 LATE_SECONDS = 30.0
 """How long after a slow creation a busy server may still make the run that was asked of it before."""
-
 _log = logging.getLogger(__name__)
 
 

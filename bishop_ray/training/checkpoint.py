@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bishop_ray.errors import UserError
-from bishop_ray.predictor.files import DAMAGE, words
-from bishop_ray.training.disk import is_full
-from bishop_ray.training.steps import Stepper
+from bishop_ray.predictor.storage import DAMAGE, words
+from bishop_ray.training.optimizer import Stepper
+from bishop_ray.training.system import is_full
 
 logger = logging.getLogger(__name__)
-
 FILE = "last.safetensors"
 FORMAT = 1
 ABANDONED_SECONDS = 60.0

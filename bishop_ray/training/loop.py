@@ -25,16 +25,15 @@ from bishop_ray.errors import TrainingFailed
 from bishop_ray.metrics import check_metric, evaluate
 from bishop_ray.models.base import Network
 from bishop_ray.training.checkpoint import Saver, has_state, load_state
-from bishop_ray.training.graphs import GraphedStep
-from bishop_ray.training.passes import Passes
+from bishop_ray.training.cuda_graphs import GraphedStep
+from bishop_ray.training.device_table import Resident, best_device
+from bishop_ray.training.distributed import Ranks
+from bishop_ray.training.micro_batch import Passes
+from bishop_ray.training.optimizer import Stepper, find_non_finite, learning_rate
 from bishop_ray.training.precision import resolve_precision
-from bishop_ray.training.progress import EpochResult, FitResult, Progress
-from bishop_ray.training.ranks import Ranks
-from bishop_ray.training.resident import Resident, best_device
-from bishop_ray.training.steps import Stepper, find_non_finite, learning_rate
+from bishop_ray.training.results import EpochResult, FitResult, Patience
 
 __all__ = ["EpochResult", "FitResult", "best_device", "fit_network"]
-
 UNBOUND = ("max_epochs", "patience", "cuda_graphs")
 """Settings in which a training may differ from the checkpoint that it goes on from."""
 
@@ -127,7 +126,7 @@ class _Fit:
             eps=config.plateau_eps,
         )
         self.graphed: GraphedStep | None = None
-        self.progress = Progress(precision=self.passes.precision)
+        self.progress = Patience(precision=self.passes.precision)
         self.best: dict[str, Tensor] = {}
         self.identity: dict[str, Any] = {}
 
@@ -157,7 +156,7 @@ class _Fit:
 
     def _load(self, folder: Path) -> int:
         self.best, progress = load_state(folder, self.network, self.stepper, self.scheduler, self.identity)
-        self.progress = Progress(**progress)
+        self.progress = Patience(**progress)
         # A training goes on as it began, whatever this processor would choose.
         self.passes.micro_batch, self.passes.precision = self.progress.micro_batch, self.progress.precision
         return int(self.progress.last["epoch"])

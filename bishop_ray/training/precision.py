@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bishop_ray.models.base import Network
-from bishop_ray.training.passes import Passes
-from bishop_ray.training.resident import Resident
+from bishop_ray.training.device_table import Resident
+from bishop_ray.training.micro_batch import Passes
 
 PROBE_ROWS = 8
 PER_NUMBER, PER_PRODUCT = 16.0, 1.5e6

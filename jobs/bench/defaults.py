@@ -25,8 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bishop_ray import cli
 from bishop_ray.config import Params
+from bishop_ray.data.refs import DatasetRef, embedded_ref, file_ref
 from bishop_ray.data.split import DATASETS_I, split_dataset
-from bishop_ray.data.suites import DatasetRef, embedded_ref, file_ref
 from bishop_ray.data.table import RawDataset, Split
 from bishop_ray.errors import BadTable, TrainingFailed, UnknownName, UserError
 from bishop_ray.models import MODELS, model_class
@@ -83,8 +83,8 @@ def references(args: argparse.Namespace) -> list[DatasetRef]:
 
 def default_params(model: str, space: str) -> Params:
     """The first point of a model's space, constants included."""
-    from bishop_ray.tuning.ranges import Range
-    from bishop_ray.tuning.space import load_space, unflatten
+    from bishop_ray.search.parameters import Range
+    from bishop_ray.search.space import load_space, unflatten
 
     loaded = load_space(space, model)
     constants = {name: entry for name, entry in loaded.entries.items() if not isinstance(entry, Range)}
@@ -102,8 +102,8 @@ def measure(model: str, params: Params, parts: Split[RawDataset], args: argparse
     from bishop_ray.data.preprocess import Preprocessor
     from bishop_ray.metrics import default_metric, evaluate
     from bishop_ray.predictor import Predictor
-    from bishop_ray.training.reference import reference_scores
-    from bishop_ray.training.trial import PREDICTOR, StudyData, train_here
+    from bishop_ray.training.baselines import reference_scores
+    from bishop_ray.training.job import PREDICTOR, StudyData, train_here
 
     preprocessor = Preprocessor.fit(parts.train, model_class(model).numeric)
     tables, spec, scale = parts.map(preprocessor.transform), preprocessor.spec, preprocessor.target.scale
@@ -130,7 +130,7 @@ def measure(model: str, params: Params, parts: Split[RawDataset], args: argparse
 
 def bench(ref: DatasetRef, models: list[str], args: argparse.Namespace) -> int:
     """Prints the table of one dataset; how many models stay below the bar or fail."""
-    from bishop_ray.data.sources import load_dataset
+    from bishop_ray.data.load import load_dataset
     from bishop_ray.metrics import default_metric
 
     raw = load_dataset(ref)

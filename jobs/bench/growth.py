@@ -26,9 +26,9 @@ from bishop_ray import cli
 from bishop_ray.config import TrainConfig
 from bishop_ray.data import Table, TableSpec, TaskType
 from bishop_ray.errors import UnknownName, UserError
-from bishop_ray.models.bishop import BiSHop
+from bishop_ray.models.bishop.model import BiSHop
 from bishop_ray.training.loop import fit_network
-from bishop_ray.training.progress import EpochResult
+from bishop_ray.training.results import EpochResult
 
 ROWS = (1000, 3000, 10_000, 30_000, 100_000)
 FEATURES = (10, 30, 100, 300)

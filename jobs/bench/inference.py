@@ -25,7 +25,7 @@ from reference import Reference, load_reference
 
 from bishop_ray import cli
 from bishop_ray.data.table import Table, TableSpec, TaskType
-from bishop_ray.models.bishop import BiSHop
+from bishop_ray.models.bishop.model import BiSHop
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -35,9 +35,9 @@ from search import make_table
 
 from bishop_ray import cli
 from bishop_ray.config import Resources
+from bishop_ray.search.callback import Progress
+from bishop_ray.search.journal import Journal
 from bishop_ray.tracking.environment import processor
-from bishop_ray.tuning.journal import Journal
-from bishop_ray.tuning.progress import Progress
 
 
 class StorageClock:
@@ -114,7 +114,7 @@ def server(folder: Path) -> Iterator[str]:
 def written(uri: str, metric: str) -> tuple[int, int, dict[str, int]]:
     """Runs of trials, values of `metric` over all of them, and runs by status, as MLflow has them."""
     from bishop_ray.tracking import runs_frame
-    from bishop_ray.tracking.store import open_client
+    from bishop_ray.tracking.client import open_client
 
     frame, client = runs_frame(uri), open_client(uri)
     trials = frame[frame["trial"] >= 0]
@@ -137,8 +137,8 @@ def main() -> int:
     parser.add_argument("--no-server", action="store_true", help="MLflow on SQLite without a server")
     args = parser.parse_args()
     sleeper.prepare_ray()
-    from bishop_ray.tuning.cluster import connect
-    from bishop_ray.tuning.study import run_study
+    from bishop_ray.search.cluster import connect
+    from bishop_ray.search.search import run_study
 
     cpus = connect().cpus
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:

@@ -26,7 +26,7 @@ from bishop_ray import cli
 from bishop_ray.tracking.environment import processor
 
 if TYPE_CHECKING:
-    from bishop_ray.training.trial import StudyData
+    from bishop_ray.training.job import StudyData
 
 COLUMNS, VALIDATION_ROWS = 250, 1000
 MB = 1e6
@@ -35,7 +35,7 @@ MB = 1e6
 def make_data(rows: int) -> StudyData:
     """Synthetic rows of 250 numbers whose class the first one decides."""
     from bishop_ray.data.table import Table, TableSpec, TaskType
-    from bishop_ray.training.trial import StudyData
+    from bishop_ray.training.job import StudyData
 
     rng = np.random.default_rng(0)
 
@@ -55,13 +55,13 @@ def unique_bytes() -> int:
 def trial(data: StudyData, folder: str) -> tuple[int, float]:
     """Trains one epoch; unique memory at its end, in bytes, and the validation score."""
     from bishop_ray.config import TrialConfig
-    from bishop_ray.training.trial import Report, train_here
+    from bishop_ray.training.job import ReportCallback, train_here
 
     params = {"model": {"n_blocks": 1, "d_block": 16}, "train": {"batch_size": 4096, "lr": 1e-2}}
     job = TrialConfig.from_params("mlp", params, metric="accuracy", max_epochs=1)
     seen: list[tuple[int, float]] = []
 
-    def on_epoch(report: Report) -> bool:
+    def on_epoch(report: ReportCallback) -> bool:
         seen.append((unique_bytes(), report.metrics()["val_score"]))
         return False
 
@@ -89,7 +89,7 @@ def main() -> int:
     args = parser.parse_args()
     import ray
 
-    from bishop_ray.tuning.cluster import connect
+    from bishop_ray.search.cluster import connect
 
     rows = max(1000, int(args.gigabytes * 1e9 / (4 * COLUMNS)))
     connect()

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bishop_ray import cli
 from bishop_ray.config import StudyConfig
+from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import DATASETS_I
-from bishop_ray.data.suites import embedded_ref
 from bishop_ray.tracking.environment import processor
 
 JOB = Path(__file__).resolve().parents[1] / "tune.py"
@@ -58,13 +58,12 @@ def study(folder: str, trials: int, trainer: str) -> StudyConfig:
 
 def per_trial(config: StudyConfig) -> tuple[float, float]:
     """Wall seconds per trial in the search and in a plain loop over the same trainings."""
-    from bishop_ray.training.trial import TrialSettings, train_here
-    from bishop_ray.tuning.prepare import load, prepare
-    from bishop_ray.tuning.progress import Progress
-    from bishop_ray.tuning.space import load_space
-    from bishop_ray.tuning.store import open_study
-    from bishop_ray.tuning.study import run_study
-    from bishop_ray.tuning.trials import params_of
+    from bishop_ray.search.callback import Progress
+    from bishop_ray.search.dataset import load, prepare
+    from bishop_ray.search.search import run_study
+    from bishop_ray.search.space import load_space
+    from bishop_ray.search.study import open_study, params_of
+    from bishop_ray.training.job import TrialSettings, train_here
 
     times: list[float] = []
 
@@ -100,7 +99,7 @@ def main() -> int:
     args = parser.parse_args()
     from importlib.metadata import version
 
-    from bishop_ray.tuning.cluster import connect
+    from bishop_ray.search.cluster import connect
 
     versions = [f"{name} {version(name)}" for name in ("ray", "torch", "optuna", "mlflow")]
     machine = processor()

@@ -43,9 +43,9 @@ from bishop_ray.config import TrainConfig
 from bishop_ray.data import Preprocessor, Split, Table, TableSpec, TaskType, file_ref, load_dataset, split_dataset
 from bishop_ray.errors import BadTable, UnknownName, UserError
 from bishop_ray.metrics import evaluate
-from bishop_ray.models.bishop import BiSHop
+from bishop_ray.models.bishop.model import BiSHop
 from bishop_ray.training.loop import best_device, fit_network
-from bishop_ray.training.progress import EpochResult
+from bishop_ray.training.results import EpochResult
 
 D_MODEL = 64
 AUTHORS_BATCH = 32

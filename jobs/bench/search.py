@@ -32,8 +32,8 @@ import pandas as pd
 
 from bishop_ray import cli
 from bishop_ray.config import Params, Resources, StudyConfig
+from bishop_ray.data.refs import file_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import file_ref
 from bishop_ray.tracking.environment import processor
 
 SPACE = """# a bench's own: slow learners, so that a trial takes seconds
@@ -58,12 +58,11 @@ def make_table(path: Path, rows: int) -> None:
 
 def ours(config: StudyConfig) -> tuple[float, list[Params]]:
     """Wall seconds of the search's trials, and their points."""
-    from bishop_ray.tuning.prepare import load
-    from bishop_ray.tuning.progress import Progress
-    from bishop_ray.tuning.space import load_space
-    from bishop_ray.tuning.store import open_study
-    from bishop_ray.tuning.study import run_study
-    from bishop_ray.tuning.trials import params_of
+    from bishop_ray.search.callback import Progress
+    from bishop_ray.search.dataset import load
+    from bishop_ray.search.search import run_study
+    from bishop_ray.search.space import load_space
+    from bishop_ray.search.study import open_study, params_of
 
     times: list[float] = []
 
@@ -83,7 +82,7 @@ def plain(config: StudyConfig, points: list[Params]) -> tuple[float, float]:
     import xgboost
     from sklearn.metrics import roc_auc_score
 
-    from bishop_ray.tuning.prepare import load, prepare
+    from bishop_ray.search.dataset import load, prepare
 
     data = prepare(load(config)).data
     threads = int(config.resources.cpus)
@@ -111,8 +110,8 @@ def plain(config: StudyConfig, points: list[Params]) -> tuple[float, float]:
 
 def keeps_to_its_threads(config: StudyConfig, point: Params) -> float:
     """CPU seconds over wall seconds of one training by the trial's own path."""
-    from bishop_ray.training.trial import TrialSettings, train_here
-    from bishop_ray.tuning.prepare import load, prepare
+    from bishop_ray.search.dataset import load, prepare
+    from bishop_ray.training.job import TrialSettings, train_here
 
     loaded = load(config)
     settings = TrialSettings(
@@ -149,7 +148,7 @@ def main() -> int:
     args = parser.parse_args()
     from importlib.metadata import version
 
-    from bishop_ray.tuning.cluster import connect
+    from bishop_ray.search.cluster import connect
 
     if args.fake_trials:
         import sleeper

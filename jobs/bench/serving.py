@@ -61,7 +61,7 @@ def main() -> int:
 
 def model_call(predictor: Predictor, rows: list[dict[str, object]], repeats: int, device: torch.device) -> list[Row]:
     """One call with all rows against a call per row, from checked rows to replies."""
-    from bishop_ray.serving.served import Served
+    from bishop_ray.serving.app import Served
 
     model = Served(predictor, NAME, 1)
     requests = [[row] for row in rows]
@@ -80,7 +80,8 @@ def model_call(predictor: Predictor, rows: list[dict[str, object]], repeats: int
 @contextmanager
 def served(predictor: Predictor, folder: Path) -> Iterator[tuple[str, str]]:
     """Address and token of a service in processes of its own, which ends with the block."""
-    from bishop_ray.tracking import StudyTracker, register_best
+    from bishop_ray.registry import register_best
+    from bishop_ray.tracking import StudyTracker
 
     uri, token = f"sqlite:///{folder}/mlflow.db", secrets.token_urlsafe(32)
     tracker = StudyTracker(uri, NAME, NAME, folder=folder / "study")

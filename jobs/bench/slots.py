@@ -13,9 +13,9 @@ from pathlib import Path
 import sleeper
 
 from bishop_ray.config import Resources, StudyConfig
+from bishop_ray.data.refs import file_ref
 from bishop_ray.data.split import SplitProtocol
-from bishop_ray.data.suites import file_ref
-from bishop_ray.tuning.progress import Progress
+from bishop_ray.search.callback import Progress
 
 NEVER_STOPPED = 10 * sleeper.Sleeper.reports + 10
 """Epochs of the study: with so many, ASHA's first rung lies behind the last report. A trial stopped early would be no
@@ -64,7 +64,7 @@ class Clock:
 
 def measure(folder: Path, table: Path, trials: int, seconds: float, slots: int) -> float:
     """Runs the search and prints where its time went; wall time over ideal, less 1."""
-    from bishop_ray.tuning.study import run_study
+    from bishop_ray.search.search import run_study
 
     config = study(folder, table, trials, seconds, slots)
     clock, cpu = Clock(), time.process_time()

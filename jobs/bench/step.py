@@ -31,12 +31,12 @@ from bishop_ray import cli
 from bishop_ray.config import TrainConfig
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.errors import UserError
-from bishop_ray.models.bishop import BiSHop
-from bishop_ray.training.passes import Passes
+from bishop_ray.models.bishop.model import BiSHop
+from bishop_ray.training.device_table import Resident
+from bishop_ray.training.distributed import Ranks
+from bishop_ray.training.micro_batch import Passes
+from bishop_ray.training.optimizer import Stepper
 from bishop_ray.training.precision import resolve_precision
-from bishop_ray.training.ranks import Ranks
-from bishop_ray.training.resident import Resident
-from bishop_ray.training.steps import Stepper
 
 AUTHORS = "authors"
 N_CAT, N_NUM, LEVELS = 8, 6, 10

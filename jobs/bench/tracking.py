@@ -35,7 +35,7 @@ from synthetic import METRICS, Search, end_trial, processes, report, start_trial
 from bishop_ray import cli
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import StudyTracker, check_tracking, runs_frame
-from bishop_ray.tracking.store import open_client
+from bishop_ray.tracking.client import open_client
 
 SLOTS = 2
 _OFF = "off"

@@ -122,7 +122,7 @@ def wrapped(name: str, spec: TableSpec, data: Data, threads: int) -> int:
     """The same through the wrapper; the number of rounds trained."""
     from bishop_ray.models import create_model
     from bishop_ray.models.boosting import Boosted
-    from bishop_ray.training.estimators import fit_estimator
+    from bishop_ray.training.fit_estimator import fit_estimator
 
     cap = {"n_estimators" if name == "lightgbm" else "n_rounds": ROUNDS[name]}
     model = create_model(name, spec, {**cap, "patience": PATIENCE, "learning_rate": RATES[name]})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from bishop_ray.models.bishop.dropout import Dropout
 from bishop_ray.models.bishop.hopfield import Association, GSHPooling
+from bishop_ray.models.bishop.ops import Dropout
 from bishop_ray.models.bishop.options import BlockOptions
 
 MODULES = ("bishop", "mlp")
 """Kinds of block; "mlp" is the ablation without BiSHopModule."""
-
 _ABLATION_WIDTH = 512
 
 

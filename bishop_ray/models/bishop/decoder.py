@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from bishop_ray.models.bishop.block import make_block
-from bishop_ray.models.bishop.dropout import Dropout
 from bishop_ray.models.bishop.hopfield import Association
+from bishop_ray.models.bishop.ops import Dropout
 from bishop_ray.models.bishop.options import BlockOptions
 
 

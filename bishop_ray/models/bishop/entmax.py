@@ -1,10 +1,4 @@
-"""α-entmax (Peters et al. 2019, Correia et al. 2019) with a learnable α: function, gradient, modules.
-
-    p_i = [(α-1) z_i - τ]_+ ^ (1/(α-1)),    Σ p_i = 1        (paper, definition of entmax)
-
-On CUDA one Triton kernel per direction solves rows up to 512 entries (``entmax_triton.py``); everywhere else, and while
-PyTorch traces or compiles, plain operations do (``entmax_columns.py``).
-"""
+"""Exact α-entmax for α = 1.5 and α = 2 by sorting, from the `entmax` package (https://github.com/deep-spin/entmax)."""
 
 from __future__ import annotations
 
@@ -15,12 +9,29 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from bishop_ray.models.bishop import entmax_columns, entmax_triton
-from bishop_ray.models.bishop.sorting import sorted_entmax
+from bishop_ray.models.bishop import entmax_torch, entmax_triton
+
+
+def sorted_entmax(scores: Tensor, alpha: float) -> Tensor:
+    """α-entmax along the last axis, differentiable: (..., S) -> (..., S) with S >= 1, α 1.5 or 2.
+
+    Infinite and NaN scores give what `entmax.entmax` gives. Solved in at least float32: half precision is too coarse
+    for the package's sums.
+    """
+    from entmax import entmax15, sparsemax  # type: ignore[attr-defined,unused-ignore]
+
+    work = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    # The package indexes out of bounds where a row has no finite maximum, which ends a CUDA process.
+    top = work.detach().amax(-1, keepdim=True)
+    bad = ~torch.isfinite(top)
+    outcome = torch.where(bad, torch.where(top == -math.inf, 0.0, math.nan), 1.0).to(work)
+    solve = sparsemax if alpha == 2.0 else entmax15
+    p: Tensor = solve(work.masked_fill(bad, 0.0), -1) * outcome
+    return p.to(scores.dtype)
+
 
 ALPHA_MIN = 1.0 + 1e-6
 """The smallest α that is solved: α-entmax equals softmax to within 1e-6 there."""
-
 ACTIVATIONS = ("entmax", "entmax_fixed", "sparsemax", "softmax")
 """Names that `make_activation` knows."""
 
@@ -76,7 +87,7 @@ class _Entmax(torch.autograd.Function):
             return _from_rows(entmax_triton.forward(last.reshape(-1, last.shape[-1]), per_row), scores, dim)
         work = torch.promote_types(scores.dtype, torch.float32)
         a = per_row.to(work).reshape(1, -1) - 1.0
-        return _from_columns(entmax_columns.solve(_columns(scores, dim, work), a), scores, dim)
+        return _from_columns(entmax_torch.solve(_columns(scores, dim, work), a), scores, dim)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
@@ -100,7 +111,7 @@ class _Entmax(torch.autograd.Function):
             work = torch.promote_types(grad.dtype, torch.float32)
             p, upstream = _columns(probabilities, dim, work), _columns(grad, dim, work)
             a = per_row.to(work).reshape(1, -1) - 1.0
-            columns, entries = entmax_columns.gradients(p, upstream, a, need_alpha)
+            columns, entries = entmax_torch.gradients(p, upstream, a, need_alpha)
             d_scores = _from_columns(columns, grad, dim)
             summed = entries.sum(0) if entries is not None else None  # (R,)
         return d_scores, None if summed is None else _to_alpha(summed, alpha, grad, dim), None

@@ -16,7 +16,6 @@ from torch import Tensor
 
 MAX_LENGTH = 512
 """The longest row that is held in registers."""
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _WARP = 32
 _PER_LANE = 8
@@ -88,7 +87,7 @@ def forward(scores: Tensor, alpha: Tensor) -> Tensor:
             its row NaN.
         alpha: In (1, 2], on the same device: one element for all rows, or (R,). Not checked, not copied to the host.
     """
-    from bishop_ray.models.bishop.entmax_kernels import forward_kernel
+    from bishop_ray.models.bishop.entmax_triton_kernels import forward_kernel
 
     n_rows, length = scores.shape
     scores, alpha = scores.contiguous(), alpha.contiguous()
@@ -111,7 +110,7 @@ def backward(p: Tensor, grad: Tensor, alpha: Tensor, need_alpha: bool) -> tuple[
         alpha: One element or (R,), as given to `forward`.
         need_alpha: Whether the gradient of `alpha` is wanted; else None is returned for it.
     """
-    from bishop_ray.models.bishop.entmax_kernels import backward_kernel
+    from bishop_ray.models.bishop.entmax_triton_kernels import backward_kernel
 
     n_rows, length = p.shape
     grad, alpha = grad.contiguous(), alpha.contiguous()

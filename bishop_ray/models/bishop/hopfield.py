@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bishop_ray.models.bishop.dropout import Dropout
 from bishop_ray.models.bishop.entmax import entmax
+from bishop_ray.models.bishop.ops import Dropout
 from bishop_ray.models.bishop.options import BlockOptions
 
 

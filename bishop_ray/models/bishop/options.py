@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bishop_ray.models.bishop.entmax import Activation, make_activation
-from bishop_ray.models.bishop.feed_forward import FeedForward
+from bishop_ray.models.bishop.ops import FeedForward
 
 
 @dataclass(frozen=True)

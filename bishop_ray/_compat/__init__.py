@@ -1,0 +1,1 @@
+"""Private parts of outside libraries that this project touches, one module per library."""

@@ -1,0 +1,1 @@
+"""The paper: its printed figures, its tables again, ablations, theory of retrieval."""

@@ -1,0 +1,1 @@
+"""Search: spaces, samplers, scheduler, placement, studies and their results."""

@@ -1,1 +1,0 @@
-"""How trials are chosen, run and recorded: spaces, searcher, studies."""
