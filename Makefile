@@ -1,4 +1,5 @@
-# Two commands for a new machine: `make demo` and `make test`. Each sets everything up by itself.
+# Commands for a new machine: `make demo`, `make test` (lint, types, fast tests) and `make test-all` (the long tests
+# too: what CI runs). Each sets everything up by itself.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,14 +8,16 @@ SHARED := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_worker_niceness=0
 # A folder for everything the demo leaves behind; BISHOP_RAY_HOME moves it.
 export PYTHONWARNINGS ?= ignore
 
-.PHONY: demo venv test lint types fast slow postgres browser audit lock clean
+.PHONY: demo venv test test-all lint types fast slow postgres browser audit lock clean
 
 venv: $(VENV)/.ready
 
 demo: $(VENV)/.ready
 	$(BIN)/python jobs/tune.py --dataset breast_cancer --trials 8 --max-epochs 30
 
-test: lint types fast slow
+test: lint types fast
+
+test-all: test slow
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .

@@ -179,7 +179,7 @@ def test_nothing_in_the_registry_is_executed(
     register()
     trap = tmp_path / "executed"
     folder = next((tmp_path / "mlartifacts").rglob("MLmodel")).parent
-    for path in [folder / "serve_model.py", *folder.rglob("code/**/*.py")]:
+    for path in [folder / "pyfunc_model.py", *folder.rglob("code/**/*.py")]:
         path.write_text(f"open({str(trap)!r}, 'w')")
     assert len(load_best("CC-wine", uri=uri).predict(RAW.frame)) == len(RAW)
     weights = next(folder.rglob("*.safetensors"))

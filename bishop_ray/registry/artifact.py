@@ -115,7 +115,7 @@ def save_pyfunc(
     with _quiet():  # advice on integer columns and type hints; the signature above is deliberate
         save_model(
             target,
-            python_model=str(Path(__file__).with_name("serve_model.py")),
+            python_model=str(Path(__file__).with_name("pyfunc_model.py")),
             artifacts={name: str(folder) for name, folder in parts.items()},
             code_paths=[str(_copy_package(target.with_name("bishop_ray")))],
             # Given, because MLflow would spend 4-10 s on finding out.
