@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from fakes import make_table
 from mlflow.tracking import MlflowClient
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 
 from bishop_ray import cli
 from bishop_ray.cli import models

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
 from numpy.typing import NDArray
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, TaskType

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from fakes import make_table
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 
 from bishop_ray.config import TrainConfig
 from bishop_ray.data.preprocess import Preprocessor

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fakes import make_table
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 
 from bishop_ray.cli import models
 from bishop_ray.data.schema import make_raw

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fakes import make_table
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 
 from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.schema import make_raw

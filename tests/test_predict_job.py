@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakes import make_table
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 
 from bishop_ray.cli import serve
 from bishop_ray.data.files import level_text

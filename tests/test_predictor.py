@@ -13,25 +13,11 @@ import pandas as pd
 import pytest
 import torch
 from fakes import LEVELS, UNSEEN, make_table
+from predictor_fakes import HPARAMS, Bomb, copy_of, make_predictor
 
-from bishop_ray.data.preprocess import Preprocessor
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.errors import UserError
-from bishop_ray.models import create_model
-from bishop_ray.models.base import Network
 from bishop_ray.predictor import FORMAT, MANIFEST, WEIGHTS, Predictor, fingerprint
-
-HPARAMS = {"d_embedding": 8, "stride": 4, "n_pool": 2, "d_model": 16, "d_ff": 16, "n_heads": 2, "n_decoded": 4}
-
-
-def make_predictor(raw: RawDataset, seed: int = 0) -> Predictor:
-    """BiSHop with random weights and fitted bins."""
-    torch.manual_seed(seed)
-    preprocessor = Preprocessor.fit(raw)
-    network = create_model("bishop", preprocessor.spec, HPARAMS)
-    assert isinstance(network, Network)
-    network.observe(preprocessor.transform(raw))
-    return Predictor(preprocessor, network, "bishop", HPARAMS, {"dataset": raw.name, "seed": seed})
 
 
 @pytest.fixture(scope="module")
@@ -148,23 +134,6 @@ def test_loading_leaves_the_random_state(saved: tuple[Predictor, Path, RawDatase
     before = torch.get_rng_state()
     Predictor.load(saved[1])
     assert torch.equal(before, torch.get_rng_state())
-
-
-class Bomb:
-    """Unpickled, it writes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Path.touch, (self.path,))
-
-
-def copy_of(folder: Path, target: Path) -> Path:
-    target.mkdir()
-    for file in folder.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    return target
 
 
 @pytest.mark.parametrize("file", [MANIFEST, WEIGHTS])

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from fakes import UNSEEN, make_table
 from mlflow.tracking import MlflowClient
-from test_predictor import Bomb, make_predictor
+from predictor_fakes import Bomb, make_predictor
 
 from bishop_ray import load
 from bishop_ray.data.table import TaskType

@@ -22,8 +22,8 @@ import torch
 from fakes import make_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from predictor_fakes import Bomb, copy_of, make_predictor
 from safetensors.torch import load_file, save_file
-from test_predictor import Bomb, copy_of, make_predictor
 
 from bishop_ray.data.openml_cache import ServerCache
 from bishop_ray.data.openml_client import api_key, server_url

@@ -28,7 +28,7 @@ import pytest
 from fakes import make_table
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 from test_security import payloads, refused
 
 from bishop_ray.data.table import TaskType

@@ -19,7 +19,7 @@ from fakes import UNSEEN, make_table
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 
 from bishop_ray.cli import serve
 from bishop_ray.data.schema import make_raw

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from test_predictor import make_predictor
+from predictor_fakes import make_predictor
 from test_serving import odd_table, rows_of
 
 from bishop_ray.data.table import TaskType

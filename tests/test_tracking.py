@@ -466,7 +466,7 @@ def test_a_server_killed_and_started_again_loses_nothing(
     server: Server, tracker_of: Callable[..., StudyTracker], capfd: pytest.CaptureFixture[str]
 ) -> None:
     from fakes import make_table
-    from test_predictor import make_predictor
+    from predictor_fakes import make_predictor
 
     from bishop_ray.registry import load_best, register_best
 
