@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from private_touches import is_foreign, private_touches
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
@@ -16,6 +17,8 @@ ORDER = [
     "predictor", "training", "tracking", "registry", "search", "paper.ablations", "report", "paper", "serving", "cli",
     "sklearn", "jobs",
 ]  # fmt: skip
+COMPAT = "bishop_ray/_compat/"
+"""The one home of private parts: each library's are in the file of its name, where it may be imported too."""
 HOMES = {
     "openml": ("bishop_ray/data/openml_client.py",),
     "torch": (
@@ -59,7 +62,6 @@ HOMES = {
     "ray": (
         "bishop_ray/training/trainable.py",
         "bishop_ray/training/ray_train.py",
-        "bishop_ray/_compat/ray.py",
         "bishop_ray/search/",
         "bishop_ray/paper/ablations/run.py",
         "bishop_ray/serving/deployment.py",
@@ -110,9 +112,65 @@ def test_imports_follow_the_rules(path: Path) -> None:
             assert target <= own, f"{where} imports {name}, which stands to its right"
         top = name.split(".")[0]
         if top in HOMES:
-            assert any(where.startswith(home) for home in HOMES[top]), (
-                f"{where} imports {top}; its home is {HOMES[top]}"
-            )
+            homes = HOMES[top] and (f"{COMPAT}{top}.py", *HOMES[top])
+            assert any(where.startswith(home) for home in homes), f"{where} imports {top}; its home is {homes}"
+
+
+def test_private_parts_of_libraries_are_touched_in_compat_alone() -> None:
+    texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in sources()}
+    touches = list(private_touches(texts))
+    outside = [touch for touch in touches if not touch.startswith(COMPAT)]
+    assert not outside, "private parts of outside libraries, whose home is bishop_ray/_compat:\n" + "\n".join(outside)
+    touched = {touch.partition(".py:")[0].removeprefix(COMPAT) for touch in touches}
+    there = {path.stem for path in (ROOT / COMPAT).glob("*.py")} - {"__init__"}
+    assert touched == there, "the reader finds what is there, library by library"
+
+
+@pytest.mark.parametrize(
+    ("text", "touch"),
+    [
+        ("from ray._private import services", "from ray._private import services"),
+        ("import torch.utils._device as d", "import torch.utils._device"),
+        ("from torch.overrides import _get_stack", "from torch.overrides import _get_stack"),
+        ("from ray.tune.execution import class_cache", "from ray.tune.execution import class_cache"),
+        ("import importlib\nr = importlib.import_module('ray._raylet')", "import ray._raylet"),
+        ("import ray\nray._private.state.nodes()", "ray._private"),
+        ("def f(trial):\n    return trial._trial_id", "trial._trial_id"),
+        ("def f(openml):\n    openml._api_calls.requests = 1", "openml._api_calls"),
+        ("def f(openml):\n    c = openml.calls\n    c.requests = 1", "openml.calls.requests is set"),
+        ("import ray.util\nray.util.connect = print", "ray.util.connect is set"),
+        ("import ray\nsetattr(ray.util, 'connect', print)", "setattr(ray.util, 'connect', print)"),
+        ("def f(trial):\n    return getattr(trial, '_trial_id')", "getattr(trial, '_trial_id')"),
+        ("from a import B\nclass C(B):\n    def f(self):\n        return self._lock", "self._lock"),
+        ("from a import B\nclass C(B):\n    def _hook(self):\n        return 1", "C overrides _hook"),
+        ("import a\nclass C(a.B):\n    pass\nclass D(C):\n    def _hook(self):\n        pass", "D overrides _hook"),
+        ("from a import B\nclass C(B):\n    def _f(self):\n        return super()._f()", "super()._f"),
+        ("import os\nos._exit(1)", ""),
+        ("import ray\nray.__version__", ""),
+        ("def f(openml):\n    openml.config.server = ''", ""),
+        ("class C:\n    def f(self, other):\n        self._x = other._x", ""),
+        ("import a\nclass C(a.B):\n    def f(self):\n        self._x = self._f()\n    def _f(self):\n        pass", ""),
+        ("from a import B\nb = B()\nb.name = 1", ""),
+    ],
+)  # fmt: skip
+def test_the_reader_of_private_touches(text: str, touch: str) -> None:
+    found = [line.split(": ", 1)[1] for line in private_touches({"x.py": text})]
+    assert touch in found if touch else not found, found
+
+
+def test_compat_knows_one_library_per_file() -> None:
+    for path in sorted((ROOT / COMPAT).glob("*.py")):
+        foreign = {name.split(".")[0] for name in imports(path) if is_foreign(name)} - {"numpy"}
+        assert foreign <= {path.stem}, f"{path.name} imports {foreign}: models must get torch's parts without Ray"
+
+
+def test_models_and_loop_take_no_other_compat() -> None:
+    allowed = {"bishop_ray._compat.torch", "bishop_ray._compat.sklearn"}
+    for path in sources():
+        where = str(path.relative_to(ROOT))
+        if where.startswith("bishop_ray/models/") or where == "bishop_ray/training/loop.py":
+            taken = {name for name in imports(path) if name.startswith("bishop_ray._compat")}
+            assert all(any(f"{name}.".startswith(f"{one}.") for one in allowed) for name in taken), f"{where}: {taken}"
 
 
 def test_models_and_loop_run_without_ray_and_mlflow() -> None:

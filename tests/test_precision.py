@@ -71,8 +71,7 @@ def test_it_pays_for_large_matrices(data, model, hparams, batch, pays):
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_auto_asks_the_processor_first(data, monkeypatch, fast):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": fast, "amx_tile": False})
     spec, rows = data
     large, small = create_model("mlp", spec, {}), create_model("mlp", spec, {"d_block": 16})
     assert resolve_precision("auto", large, rows, 1024) == ("bf16" if fast else "fp32")

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
+from bishop_ray._compat.openml import task_description
 from bishop_ray.data.files import load_embedded, load_file
 from bishop_ray.data.openml_cache import ServerCache, cache_root
 from bishop_ray.data.openml_client import DEFAULT_SERVER, Incomplete, ask, passing, server_url
@@ -138,8 +139,8 @@ def _fetch_table(cache: ServerCache, task_id: str) -> RawDataset:
 
 
 def _describe(openml: Any, task_id: int) -> Any:
-    """Only the task's description: the public `get_task` also asks for features and fails when they do."""
-    task = openml.tasks.functions._get_task_description(task_id)
+    """The task's description, of a task that models here can do."""
+    task = task_description(openml, task_id)
     if not isinstance(task, openml.tasks.OpenMLClassificationTask | openml.tasks.OpenMLRegressionTask):
         raise UserError(f"OpenML task {task_id}: expected classification or regression; found {task.task_type}")
     return task

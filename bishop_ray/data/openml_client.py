@@ -13,13 +13,13 @@ import logging
 import os
 import threading
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlparse
 
+from bishop_ray._compat.openml import request_through
 from bishop_ray.data.openml_cache import ServerCache
 from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.redact import public_address, scrubbed
@@ -147,13 +147,6 @@ def passing_failures() -> tuple[type[Exception], ...]:
     )
 
 
-def variant(module: types.ModuleType, **changes: Any) -> types.ModuleType:
-    """A copy of a module's names with some of them replaced."""
-    copy = types.ModuleType(module.__name__)
-    copy.__dict__.update({**vars(module), **changes})
-    return copy
-
-
 T = TypeVar("T")
 _ATTEMPTS = 3
 _PATIENCE_SECONDS = 20.0
@@ -226,8 +219,5 @@ def _client() -> Any:
     with _quiet():
         import openml
     logging.getLogger("openml").setLevel(logging.CRITICAL)
-    calls: Any = openml._api_calls
-    calls.requests = variant(calls.requests, Session=timed_session_class())
-    calls.minio = variant(calls.minio, Minio=timed_minio_class())
-    calls.logging = logging.getLogger("openml.calls")  # not the root logger, where it would install a handler
+    request_through(openml, timed_session_class(), timed_minio_class())
     return openml

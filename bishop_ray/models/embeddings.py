@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bishop_ray._compat.torch import assert_async
+
 _OVERFLOW = 1e9
 
 
@@ -138,7 +140,7 @@ class CategoryEmbedding(nn.Module):
         """A code beyond its table would silently read the next column's rows."""
         bad = (codes < 0) | (codes >= self.sizes)
         if codes.device.type != "cpu":
-            torch._assert_async(~bad.any())
+            assert_async(~bad.any())
         elif bool(bad.any()):
             row, column = bad.nonzero()[0].tolist()
             found = int(codes[row, column])
@@ -203,7 +205,7 @@ class OneHot(nn.Module):
         """A code beyond its column's range would silently switch on a level of the next column."""
         bad = (codes < 0) | (codes >= self.sizes)
         if codes.device.type != "cpu":
-            torch._assert_async(~bad.any())
+            assert_async(~bad.any())
         elif bool(bad.any()):
             row, column = bad.nonzero()[0].tolist()
             size, found = int(self.sizes[column]), int(codes[row, column])

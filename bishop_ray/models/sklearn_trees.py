@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from bishop_ray._compat.sklearn import empty_nodes, make_tree
 from bishop_ray.data.table import Table, TableSpec
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.models.base import Array, Estimator, NumericKind
@@ -227,10 +228,8 @@ def _unpacked(packed: dict[str, NDArray[Any]], n_inputs: int, n_values: int) -> 
 
 def _built(arrays: dict[str, NDArray[Any]], nodes: NDArray[np.int64], n_inputs: int) -> list[Any]:
     """scikit-learn's trees from checked arrays; what only training needs (impurities, counts) stays zero."""
-    from sklearn.tree._tree import NODE_DTYPE, Tree
-
     leaf, n_values = arrays["leaf"], arrays["value"].shape[1]
-    flat = np.zeros(len(leaf), NODE_DTYPE)
+    flat = empty_nodes(len(leaf))
     flat["left_child"] = flat["right_child"] = -1
     flat["feature"] = flat["threshold"] = -2
     for field, name in (("left_child", "left"), ("right_child", "right"), ("feature", "feature")):
@@ -238,11 +237,8 @@ def _built(arrays: dict[str, NDArray[Any]], nodes: NDArray[np.int64], n_inputs: 
     flat["threshold"][~leaf] = arrays["threshold"]
     values = np.zeros((len(leaf), 1, n_values))
     values[leaf, 0] = arrays["value"]
-    trees = []
     ends = np.cumsum(nodes)
-    for start, end, depth in zip(ends - nodes, ends, arrays["depth"], strict=True):
-        tree = Tree(n_inputs, np.array([n_values], dtype=np.intp), 1)
-        state = {"max_depth": int(depth), "node_count": int(end - start)}
-        tree.__setstate__(state | {"nodes": flat[start:end].copy(), "values": values[start:end].copy()})
-        trees.append(tree)
-    return trees
+    return [
+        make_tree(n_inputs, int(depth), flat[start:end], values[start:end])
+        for start, end, depth in zip(ends - nodes, ends, arrays["depth"], strict=True)
+    ]

@@ -14,14 +14,23 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from bishop_ray._compat.torch import (
+    CPU_ATTENTION,
+    CPU_ATTENTION_BACKWARD,
+    LOCAL_SCALAR,
+    UncompiledMode,
+    device_constructors,
+    function_modes,
+    schema,
+    storage_key,
+)
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+
+class Trace(UncompiledMode):  # type: ignore[no-untyped-call]
     """Counts matrix products and follows the bytes of living storages, of all operations within.
 
     Attributes:
@@ -30,11 +39,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         peak: Most bytes alive at once.
         at_start: Bytes that were noted before the first operation.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """PyTorch would guard the mode against its compiler, whose import takes a second; nothing compiles in here."""
-        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -50,7 +54,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note(self, tensor: Tensor) -> bool:
         """Counts the tensor's storage until it is freed; False if it was counted already: a view."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._sizes:
             return False
         self._sizes[key] = storage.nbytes()
@@ -66,7 +70,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is _ITEM:
+        if func is LOCAL_SCALAR:
             return 0  # a value that is asked for, for a record: there are none
         kind = _kind(func)
         # Most operations repeat one with the same shapes. Those need not run: shapes take most of their time.
@@ -77,7 +81,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if found is not None:
             return self._repeat(found)
         out = func(*args, **kwargs)
-        formula = _FLOPS.get(func._overloadpacket)
+        formula = _FLOPS.get(func.overloadpacket)
         flops = formula(*args, **kwargs, out_val=out) if formula is not None else 0
         self.flops += flops
         outs = out if isinstance(out, tuple | list) else (out,)
@@ -109,11 +113,11 @@ class _Result(NamedTuple):
 @cache
 def _kind(func: Any) -> str:
     """What an operation does: "in place" changes values alone, "fresh" gives new tensors alone; else ""."""
-    schema, name = func._schema, func._overloadpacket.__name__
-    if schema.is_mutable:
-        own = name.endswith("_") and len(schema.returns) == 1 and torch.Tag.inplace_view not in func.tags
+    shown, name = schema(func), func.overloadpacket.__name__
+    if shown.is_mutable:
+        own = name.endswith("_") and len(shown.returns) == 1 and torch.Tag.inplace_view not in func.tags
         return "in place" if own and name not in ("resize_", "set_") else ""
-    new = [item.alias_info is None for item in schema.returns]
+    new = [item.alias_info is None for item in shown.returns]
     return "fresh" if new and all(new) else ""
 
 
@@ -137,10 +141,6 @@ def _shown(value: Any) -> Any:
     return type(value), value
 
 
-_ITEM = torch.ops.aten._local_scalar_dense.default
-_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
     flops: int = sdpa_flop_count(query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
     return flops
@@ -154,10 +154,10 @@ def _attention_backward_flops(grad: Tensor, query: Tensor, key: Tensor, value: T
 
 _FLOPS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    _ATTENTION: _attention_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    CPU_ATTENTION: _attention_flops,
+    CPU_ATTENTION_BACKWARD: _attention_backward_flops,
 }
-_CONSTRUCTORS = frozenset(_device_constructors())
+_CONSTRUCTORS = device_constructors()
 _PRODUCTS = frozenset(
     {
         F.linear, F.bilinear, torch.einsum, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm,
@@ -188,7 +188,7 @@ class Kernels(TorchFunctionMode):
         if func in _CONSTRUCTORS and kwargs.get("device") is None:
             kwargs["device"] = "meta"
         if func is F.scaled_dot_product_attention:
-            return _ATTENTION(*args, **kwargs)[0]
+            return CPU_ATTENTION(*args, **kwargs)[0]
         return func(*args, **kwargs)
 
 
@@ -208,8 +208,7 @@ def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
 
 
 def _same_modes() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return nullcontext(), _Again(modes)
+    return nullcontext(), _Again(function_modes())
 
 
 class _Again(ExitStack):

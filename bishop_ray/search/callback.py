@@ -19,13 +19,14 @@ from optuna.trial import Trial, TrialState
 from ray.tune import Callback
 from ray.tune.schedulers import TrialScheduler
 
+from bishop_ray._compat.ray import forget_averages, release_group
 from bishop_ray.config import NO_LIMIT, Params
 from bishop_ray.errors import StorageFull
 from bishop_ray.metrics import display
 from bishop_ray.search.scheduler import SCORE, replay
 from bishop_ray.search.study import kept_models
 from bishop_ray.training.job import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
-from bishop_ray.training.ray_train import RESTARTS, release_group
+from bishop_ray.training.ray_train import RESTARTS
 from bishop_ray.training.system import GPU_PEAK, PEAK
 from bishop_ray.training.trainable import FAILURE, FULL, last_error
 
@@ -369,17 +370,9 @@ class StudyCallbacks(Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial ended by itself or was stopped."""
         self._tell("on_trial_complete", iteration, trials, trial, **info)
-        _forget(trial)
+        forget_averages(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial's process or node died, or it was given up."""
         self._tell("on_trial_error", iteration, trials, trial, **info)
-        _forget(trial)
-
-
-def _forget(trial: Any) -> None:
-    """Frees the averages that Tune keeps of every metric of every trial: most of what a driver would grow by."""
-    metadata = trial.run_metadata
-    metadata.metric_analysis.clear()
-    metadata.metric_n_steps.clear()
-    metadata.invalidate_cache()
+        forget_averages(trial)

@@ -16,8 +16,9 @@ from typing import Any
 
 import ray
 import yaml
-from optuna.trial import Trial, TrialState
+from optuna.trial import TrialState
 
+from bishop_ray._compat.optuna import take_up
 from bishop_ray.config import Params, StudyConfig
 from bishop_ray.errors import TrainingFailed
 from bishop_ray.search.cluster import cluster_nodes
@@ -217,7 +218,7 @@ def _scores(config: FixedConfig, final: Evaluation) -> tuple[SeedScore, ...]:
 
 def _end(opened: OpenStudy, tracker: StudyTracker, number: int, score: SeedScore) -> None:
     """Tells study and MLflow how the training of one seed ended."""
-    trial = Trial(opened.study, opened.study.get_trials(deepcopy=False)[number]._trial_id)
+    trial = take_up(opened.study, number)
     trial.set_user_attr("reason", score.note)
     trial.set_user_attr("seconds", score.seconds)
     if score.validation is None or score.test is None:

@@ -5,16 +5,17 @@ https://optuna.readthedocs.io/en/stable/reference/generated/optuna.storages.jour
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.storages.journal._file import get_lock_file
-from optuna.storages.journal._storage import JournalOperation
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
+from bishop_ray._compat.optuna import DETAILS
 from bishop_ray.errors import StorageFull
 from bishop_ray.signals import DeferredSignals
 from bishop_ray.training.system import is_full
@@ -22,12 +23,6 @@ from bishop_ray.training.system import is_full
 JOURNAL = "optuna.journal"
 LOCK = f"{JOURNAL}.lock"
 """Optuna's own lock around each write. Who dies holding it would make the next process wait for half a minute."""
-_DETAILS = {
-    int(JournalOperation.SET_TRIAL_PARAM),
-    int(JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE),
-    int(JournalOperation.SET_TRIAL_USER_ATTR),
-    int(JournalOperation.SET_TRIAL_SYSTEM_ATTR),
-}
 
 
 class Journal(JournalFileBackend):
@@ -37,8 +32,8 @@ class Journal(JournalFileBackend):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
+        self._path, self._writing = path, JournalFileSymlinkLock(str(path))
+        super().__init__(str(path), self._writing)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Writes all of `logs` or nothing.
@@ -52,19 +47,27 @@ class Journal(JournalFileBackend):
             StorageFull: No space left; the file is as it was.
         """
         text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with DeferredSignals(), get_lock_file(self._lock), self._path.open("ab", buffering=0) as file:
+        with DeferredSignals(), self._locked(), self._path.open("ab", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
             try:
                 rest = memoryview(text.encode())
                 while rest:
                     rest = rest[file.write(rest) :]
-                if any(log.get("op_code") not in _DETAILS for log in logs):
+                if any(log.get("op_code") not in DETAILS for log in logs):
                     os.fsync(file.fileno())
             except OSError as error:
                 file.truncate(before)
                 if is_full(error):
                     raise StorageFull(str(self._path)) from error
                 raise
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._writing.acquire()
+        try:
+            yield
+        finally:
+            self._writing.release()
 
 
 def mend(path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import optuna
 from optuna.trial import TrialState
-from ray.tune import TuneError
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
+from bishop_ray._compat.ray import TuneProcesses
 from bishop_ray.config import StudyConfig
 from bishop_ray.errors import UnknownName
 from bishop_ray.training.job import STOP_REASON
@@ -90,25 +90,19 @@ class PerModel(FIFOScheduler):
         holds the exception, as notebooks do, and the next search in the process waits for them for ever.
         """
         if self._controller is not None:
-            self._controller._actor_manager.cleanup()
+            TuneProcesses(self._controller).end()
 
     def give_up(self, trial: Any, reason: str) -> None:
         """Fails a trial that does not answer: its process is killed, and it is not tried again."""
-        self._controller._tune_controller._process_trial_failure(trial, TuneError(reason))
+        TuneProcesses(self._controller).fail(trial, reason)
 
     def waiting(self) -> list[Any]:
         """Trials that Ray has no room for."""
         if self._controller is None:
             return []
         pending = [trial for trial in self._controller.get_live_trials() if trial.status == Trial.PENDING]
-        starting = self._starting(pending)
+        starting = TuneProcesses(self._controller).starting(pending)
         return [trial for trial in pending if trial not in starting]
-
-    def _starting(self, pending: list[Any]) -> list[Any]:
-        """Those whose process has its resources and is being started."""
-        controller = self._controller._tune_controller  # its wrapper warns of what schedulers seldom need
-        processes, manager = controller._trial_to_actor, controller._actor_manager
-        return [t for t in pending if t in processes and manager.is_actor_started(processes[t])]
 
     def _of(self, trial: Any) -> TrialScheduler:
         return self._schedulers[trial.config["model"]]
@@ -122,8 +116,9 @@ class PerModel(FIFOScheduler):
         """
         self._controller = tune_controller
         waiting = [trial for trial in tune_controller.get_trials() if trial.status == Trial.PENDING]
-        starting = self._starting(waiting)
-        tune_controller._tune_controller.update_max_pending_trials(len(starting) + 1)
+        processes = TuneProcesses(tune_controller)
+        starting = processes.starting(waiting)
+        processes.let_wait(len(starting) + 1)
         return next((trial for trial in waiting if trial not in starting), None)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:

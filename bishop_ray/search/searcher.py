@@ -20,6 +20,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState
 from ray.tune.search import Searcher
 
+from bishop_ray._compat.optuna import take_up
 from bishop_ray.config import Params
 from bishop_ray.search.allocation import Standing, SuccessiveHalving
 from bishop_ray.search.placement import Node, ResourceRequest, TooLarge
@@ -69,7 +70,7 @@ class TrialSource:
         if self.interrupted:
             number = self.interrupted.pop(0)
             self._study.sampler = self._sampler(number)  # its process may have died before all was drawn
-            trial = Trial(self._study, self._study.get_trials(deepcopy=False)[number]._trial_id)
+            trial = take_up(self._study, number)
         else:
             self._study.sampler = self._sampler(self.started)
             trial = self._study.ask()

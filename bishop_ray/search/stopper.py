@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ray
 from ray.tune.stopper import Stopper
 
+from bishop_ray._compat.ray import available_by_node
 from bishop_ray.search.callback import StudyCallback, StudyCallbacks
 from bishop_ray.search.scheduler import PerModel
 from bishop_ray.signals import DeferredSignals
@@ -75,7 +75,7 @@ class SearchStopper(Stopper):
 def why_waiting(config: dict[str, Any]) -> str:
     """What a trial asks for, and what is free on the node that has most of it."""
     asked = {name: amount for name, amount in config["bundle"].items() if amount}
-    free = ray._private.state.available_resources_per_node().values()
+    free = available_by_node().values()
     best: dict[str, float] = max(
         free, key=lambda node: sum(node.get(n, 0.0) >= amount for n, amount in asked.items()), default={}
     )

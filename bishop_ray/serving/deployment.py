@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,10 +16,10 @@ from typing import Any, Generic, TypeVar
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve._private.common import ReplicaState
 from ray.serve.exceptions import RayServeException
 from ray.util import get_node_ip_address
 
+from bishop_ray._compat.ray import replica_on_loopback, serve_address
 from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.registry import load_best
 from bishop_ray.serving.app import DeploymentSpec, Reply, Served, build_app
@@ -73,6 +72,8 @@ BATCH = 32
 """Requests that one call of the model answers together, at most."""
 MANY = 256
 """A request with more rows than this is no part of a batch: it fills a call by itself."""
+RUNNING = "RUNNING"
+"""The state of a replica that answers, in `ray.serve.status`."""
 ONGOING, WAITING = 128, 1024
 """Requests at a time that a replica works on, and that wait for a replica; further ones are answered 503."""
 
@@ -94,7 +95,8 @@ class ModelServer:
     """
 
     def __init__(self, deployed: DeploymentSpec) -> None:
-        _stay_on_loopback()
+        if get_node_ip_address().startswith("127."):  # its other ports are there too
+            replica_on_loopback()
         predictor = load_best(deployed.name, str(deployed.version), deployed.uri)
         self._deployed = deployed
         self._served = Served(predictor, deployed.name, deployed.version)
@@ -173,37 +175,24 @@ def healthy(name: str) -> bool:
     """Whether a replica answers."""
     application = serve.status().applications.get(app_name(name))
     return application is not None and any(
-        part.replica_states.get(ReplicaState.RUNNING, 0) for part in application.deployments.values()
+        count and state.value == RUNNING
+        for part in application.deployments.values()
+        for state, count in part.replica_states.items()
     )
 
 
 def address() -> tuple[str, int]:
     """Host and port that Serve's proxies listen on."""
-    from ray.serve.context import _get_global_client
-
-    client = _get_global_client()
-    if client is None:
+    found = serve_address()
+    if found is None:
         raise SourceUnavailable("this Ray runs no Ray Serve")
-    options = client.http_config
-    return str(options.host), int(options.port)
+    return found
 
 
 def stop(name: str) -> None:
     """Takes a service away when its requests are answered."""
     with contextlib.suppress(RayServeException):  # it may have been interrupted before Serve ran
         serve.delete(app_name(name))
-
-
-def _stay_on_loopback() -> None:
-    """Keeps the port on which a replica hears other deployments on loopback, where the node is.
-
-    Ray Serve opens it on every interface, guarded by Ray's token alone (`ray.serve._private.replica`); nobody uses it
-    while Serve's own calls are no gRPC, which is its default.
-    """
-    replica: Any = importlib.import_module("ray.serve._private.replica")
-    if get_node_ip_address().startswith("127."):
-        opened = replica.add_port_to_grpc_server
-        replica.add_port_to_grpc_server = lambda server, address: opened(server, "127.0.0.1:0")
 
 
 def _quiet() -> None:

@@ -7,7 +7,6 @@ and puts the model's present version in the place of the one that answers.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import secrets
@@ -21,7 +20,7 @@ from typing import Any
 import ray
 from filelock import FileLock, Timeout
 
-from bishop_ray._compat.ray import on_loopback
+from bishop_ray._compat.ray import on_loopback, reread_access
 from bishop_ray.errors import SourceUnavailable, UserError
 from bishop_ray.paths import home
 from bishop_ray.registry import find_version, load_best
@@ -65,13 +64,10 @@ def ray_access() -> dict[str, str]:
 
 def enter(access: dict[str, str]) -> None:
     """Has this process join a Ray with the token of `access`, whatever its own environment says."""
-    raylet: Any = importlib.import_module("ray._raylet")
     for name in _ACCESS:
         os.environ.pop(name, None)
     os.environ.update(access)
-    # Ray read the variables when it was imported.
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    reread_access()
 
 
 def write_note(note: Path, values: dict[str, Any]) -> None:

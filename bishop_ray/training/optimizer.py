@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
+from bishop_ray._compat.torch import copy_each, norm_each
 from bishop_ray.config import TrainConfig
 from bishop_ray.models.base import Network, is_wide
 from bishop_ray.training.distributed import Ranks
@@ -107,7 +108,7 @@ class Stepper:
         found = [z if p.grad is None else p.grad for p, z in zip(self._parameters, self._zeros, strict=True)]
         away = [(own, gradient) for own, gradient in zip(self._gradients, found, strict=True) if gradient is not own]
         if away:
-            torch._foreach_copy_([own for own, _ in away], [gradient for _, gradient in away])
+            copy_each([own for own, _ in away], [gradient for _, gradient in away])
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """The part of each parameter in a flat tensor, in its shape."""
@@ -124,7 +125,7 @@ class Stepper:
         """One update from the gradients at hand; a parameter without gradient counts as gradient 0 on every rank."""
         self._gather()
         self._ranks.sum(self._gradient)
-        seen = torch.stack(torch._foreach_norm(self._gradients)) if self._wide else self._gradient
+        seen = torch.stack(norm_each(self._gradients)) if self._wide else self._gradient
         norm = torch.linalg.vector_norm(seen)
         torch.where(self._skip.bool(), self._first_bad, seen, out=self._first_bad)
         torch.maximum(self._skip, (~norm.isfinite()).float(), out=self._skip)
@@ -165,7 +166,7 @@ class Stepper:
 
         Backpropagation carries such a value from there towards the input, so the trouble began there.
         """
-        kept = self._first_bad if self._wide else torch.stack(torch._foreach_norm(self._split(self._first_bad)))
+        kept = self._first_bad if self._wide else torch.stack(norm_each(self._split(self._first_bad)))
         norms = {self._names[p]: norm for p, norm in zip(self._parameters, kept.tolist(), strict=True)}
         bad = [name for name in self._names.values() if not math.isfinite(norms.get(name, 0.0))]
         # Finite parts may overflow together: then the largest.

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from bishop_ray._compat.torch import DispatchMode
 from bishop_ray.models.base import Network
 from bishop_ray.training.device_table import Resident
 from bishop_ray.training.micro_batch import Passes
@@ -33,7 +33,8 @@ def resolve_precision(asked: str, network: Network, data: Resident, batch_size: 
         return asked
     if data.x_num.device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    has = torch.cpu.get_capabilities()
+    fast = has.get("avx512_bf16", False) or has.get("amx_tile", False)
     return "bf16" if fast and bf16_pays(network, data, batch_size) else "fp32"
 
 
@@ -55,7 +56,7 @@ def bf16_pays(network: Network, data: Resident, batch_size: int) -> bool:
     return meter.work > PER_NUMBER * meter.numbers + PER_PRODUCT * meter.products
 
 
-class _ProductMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ProductMeter(DispatchMode):  # type: ignore[no-untyped-call]
     """Counts what the matrix products of a pass do.
 
     Attributes:

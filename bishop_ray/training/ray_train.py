@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from bishop_ray._compat.ray import lean_trainer, release_group, remember_group
 from bishop_ray.config import TrialConfig
 from bishop_ray.errors import TrainingFailed
 from bishop_ray.paths import write_whole
@@ -32,9 +33,6 @@ RESTARTS = 3
 """How often a trial goes on from its checkpoint after the death of a process; lost spot nodes are not counted."""
 FAILED = "failed.txt"
 """In a training's checkpoint folder: why it cannot go on."""
-UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
-"""Parts of Ray Train that start a process each per training: for Ray Data, and for what `release_group` does."""
-_GROUP_KEY = b"bishop_ray:placement_group:"
 # Train's own bookkeeping costs seconds per trial with its defaults; none of it is read here.
 TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
@@ -102,34 +100,12 @@ def fit_trainer(
         raise TrainingFailed(reason)
 
 
-def lean_trainer() -> Any:
-    """Ray Train's `TorchTrainer` without what costs a process per training and is not used here.
-
-    https://docs.ray.io/en/latest/train/api/doc/ray.train.torch.TorchTrainer.html
-    """
-    from ray.train.torch import TorchTrainer
-
-    class Trainer(TorchTrainer):
-        """Leaves Ctrl-C as it is. Ray's own handler ends the process with exit code 0, and stays after the training."""
-
-        controller: Any = None
-
-        def _create_default_callbacks(self) -> list[Any]:
-            parts = super()._create_default_callbacks()  # type: ignore[misc]
-            return [part for part in parts if type(part).__name__ not in UNUSED]
-
-        def _register_sigint_handler(self, controller: Any) -> None:
-            self.controller = controller
-
-    return Trainer
-
-
 def _train_worker(config: dict[str, Any]) -> None:
     """What each Ray Train worker runs."""
     import torch
     from ray import train
 
-    _remember_group(config["name"])
+    remember_group(config["name"])
     if torch.cuda.is_available():
         from ray.train.torch import get_device
 
@@ -158,26 +134,3 @@ def restarts() -> FailureConfig:
 def overdue(deadline: float) -> bool:
     """Whether a Unix time has passed; 0 never has."""
     return bool(deadline) and time.time() > deadline
-
-
-def _remember_group(name: str) -> None:
-    """Leaves the id of this worker's placement group where the driver of the study finds it."""
-    group = ray.util.get_current_placement_group()
-    if group is not None:
-        ray.experimental.internal_kv._internal_kv_put(_GROUP_KEY + name.encode(), group.id.hex().encode())
-
-
-def release_group(name: str) -> None:
-    """Gives back the resources of a stopped trial's worker group.
-
-    Stopping a trial kills the controller of its Ray Train run, whose placement group then stays reserved unless Ray's
-    State API answers, which it does not without a dashboard. Removing a group twice is harmless.
-    """
-    from ray._raylet import PlacementGroupID
-    from ray.util.placement_group import PlacementGroup, remove_placement_group
-
-    key = _GROUP_KEY + name.encode()
-    group = ray.experimental.internal_kv._internal_kv_get(key)
-    if group:
-        remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group.decode()))))
-        ray.experimental.internal_kv._internal_kv_del(key)

@@ -23,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import ray
 
 from bishop_ray import cli
+from bishop_ray._compat.ray import lean_trainer
 from bishop_ray.cli.flags import positive_int
 from bishop_ray.search.cluster import connect
 from bishop_ray.tracking.environment import processor
-from bishop_ray.training.ray_train import TRAIN_ENVIRONMENT, lean_trainer
+from bishop_ray.training.ray_train import TRAIN_ENVIRONMENT
 
 DEFAULTS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "2", "RAY_TRAIN_METRICS_ENABLED": "1"}
 """Ray's own values of what `TRAIN_ENVIRONMENT` sets; the third is off by default."""
