@@ -15,7 +15,7 @@ from bishop_ray.config import StudyConfig
 from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import SplitProtocol
 from bishop_ray.errors import UnknownName
-from bishop_ray.search.scheduler import EPOCH, SCORE, PerModel, make_scheduler
+from bishop_ray.search.scheduler import EPOCH, SCORE, PerModel, make_scheduler, stopping_rule, unrecorded_rule
 from bishop_ray.training.job import STOP_REASON
 
 STOP, CONTINUE = TrialScheduler.STOP, TrialScheduler.CONTINUE
@@ -98,3 +98,19 @@ def test_without_early_stopping_nothing_is_stopped(study: optuna.Study) -> None:
         assert scheduler.on_trial_result(None, trial, {EPOCH: 5, SCORE: score}) == CONTINUE
     with pytest.raises(UnknownName, match="did you mean 'asha'"):
         make_scheduler(replace(config("mlp", 20), scheduler="ashe"), study)
+
+
+def test_the_rule_of_a_study_is_what_its_scheduler_does(study: optuna.Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    for epochs, grace in ((1, 1), (3, 2), (30, 3), (41, 5)):
+        assert stopping_rule("asha", epochs) == {"reduction factor": 3, "grace period": grace}
+        assert stopping_rule("asha", epochs) == unrecorded_rule("asha", epochs)
+    monkeypatch.setattr("bishop_ray.search.scheduler.REDUCTION", 2)
+    assert stopping_rule("asha", 30)["reduction factor"] == 2
+    assert unrecorded_rule("asha", 30)["reduction factor"] == 3
+    bench = Bench(study, mlp=30)
+    for number in range(2):
+        for epoch in (3, 6):
+            bench.report(bench.trial("mlp", number), epoch, 0.9)
+    poor = bench.trial("mlp", 2)
+    bench.report(poor, 3, 0.95)
+    assert bench.report(poor, 6, 0.1) == STOP, "the second rung is at twice the first one's epoch"

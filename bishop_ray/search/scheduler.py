@@ -24,6 +24,9 @@ SCHEDULERS = ("asha", "none")
 SCORE = "best_val_score"
 EPOCH = "epoch"
 REDUCTION = 3
+"""Of the trials that reach a rung, about one in so many goes on. A study keeps to the one that it began with."""
+GRACE_SHARE, GRACE_LEAST = 10, 2
+"""The first rung is at this part of the epochs, and at this epoch at least."""
 NO_CONTROLLER: Any = None
 """ASHA never looks at the controller."""
 
@@ -151,10 +154,29 @@ class PerModel(FIFOScheduler):
         return f"{len(self._schedulers)} schedulers"
 
 
+def _grace_period(max_epochs: int, share: int, least: int) -> int:
+    return min(max_epochs, max(least, math.ceil(max_epochs / share)))
+
+
+def stopping_rule(scheduler: str, max_epochs: int) -> dict[str, int | str]:
+    """What decides which trials are stopped, as a study keeps it: reduction factor and epoch of the first rung."""
+    if scheduler == "none":
+        return {"reduction factor": "none", "grace period": "none"}
+    return {"reduction factor": REDUCTION, "grace period": _grace_period(max_epochs, GRACE_SHARE, GRACE_LEAST)}
+
+
+def unrecorded_rule(scheduler: str, max_epochs: int) -> dict[str, int | str]:
+    """As `stopping_rule`, of a study that was begun before studies kept it: the constants of then, whatever is now."""
+    if scheduler == "none":
+        return stopping_rule(scheduler, max_epochs)
+    return {"reduction factor": 3, "grace period": _grace_period(max_epochs, 10, 2)}
+
+
 def make_scheduler(config: StudyConfig, study: optuna.Study) -> TrialScheduler:
     """The scheduler of a study: ASHA compares the best validation score so far, by epoch (layout.md decision 1).
 
-    The first rung is at a tenth of the epochs (2 at least), so that a slow starter gets some time. What finished
+    The first rung is at a tenth of the epochs (2 at least), so that a slow starter gets some time, and each further
+    one at `REDUCTION` times the epoch of the one before. `stopping_rule` has both for the study. What finished
     trials reported in an earlier run fills the rungs again: a resumed study stops the trials it would have stopped.
 
     Raises:
@@ -170,7 +192,7 @@ def make_scheduler(config: StudyConfig, study: optuna.Study) -> TrialScheduler:
         mode="max",
         # One more than the loop's own limit: a trial that uses all its epochs ends by itself and is complete.
         max_t=config.max_epochs + 1,
-        grace_period=min(config.max_epochs, max(2, math.ceil(config.max_epochs / 10))),
+        grace_period=_grace_period(config.max_epochs, GRACE_SHARE, GRACE_LEAST),
         reduction_factor=REDUCTION,
     )
     for past in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):

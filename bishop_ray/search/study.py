@@ -308,8 +308,8 @@ def open_study(
         further: Answers points to be tried after the space's first ones; called when the study is new.
 
     Raises:
-        UserError: The study exists with another space, metric, number of epochs or data; says what differs. Or the
-            storage folder cannot be written.
+        UserError: The study exists with other settings (`_facts`); says what differs. Or the storage folder cannot be
+            written.
     """
     folder = study_folder(config)
     try:
@@ -327,10 +327,7 @@ def open_study(
             "use that version, or --fresh to start over"
         )
     if stored:
-        # Studies that were begun before there was a choice, or with another order, do not name it.
-        before = {"precision": "auto", "order of validation rows": "of the table", "warm start": "none"}
-        before |= NO_ROLES.facts()
-        _same(config.name, before | json.loads(stored), facts)
+        _go_on(study, json.loads(stored), facts)
     else:
         for point, outside in space.queue():
             attrs = {OUTSIDE: json.dumps(outside)} if outside else None
@@ -344,6 +341,10 @@ def open_study(
 
 
 def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str, Any]:
+    """The settings that must not change while the study goes on."""
+    # Here: whoever only reads a study needs no Ray, which takes seconds to import.
+    from bishop_ray.search.scheduler import stopping_rule
+
     return {
         "data": data_hash,
         "search space": f"{space.name} {space.fingerprint()}",
@@ -355,7 +356,25 @@ def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str,
         "order of validation rows": "drawn",
         "precision": config.precision,
         "warm start": config.warm_start,
+        **stopping_rule(config.scheduler, config.max_epochs),
     } | config.ref.roles.facts()
+
+
+def _go_on(study: optuna.Study, stored: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuses a study that was begun with other settings; one that kept no rule of its scheduler keeps it from now on.
+
+    Raises:
+        UserError: Settings differ.
+    """
+    from bishop_ray.search.scheduler import unrecorded_rule  # as in `_facts`
+
+    # Studies that were begun before there was a choice, or with another order, do not name it.
+    before = {"precision": "auto", "order of validation rows": "of the table", "warm start": "none"}
+    before |= NO_ROLES.facts()
+    rule = unrecorded_rule(stored.get("scheduler", ""), stored.get("max-epochs", 0))
+    _same(study.study_name, before | rule | stored, now)
+    if not rule.keys() <= stored.keys():
+        study.set_user_attr(_FACTS, json.dumps(rule | stored))
 
 
 def _same(name: str, stored: dict[str, Any], now: dict[str, Any]) -> None:
