@@ -1,4 +1,4 @@
-"""Private parts of Ray: a cluster bound to loopback, secrets kept out of its logs."""
+"""Private parts of Ray: a cluster bound to loopback, secrets kept out of its logs, the rungs of its ASHA."""
 
 from __future__ import annotations
 
@@ -53,3 +53,22 @@ def keep_out_of_logs() -> None:
 
     names = class_cache.ENV_VARS_TO_PROPAGATE
     class_cache.ENV_VARS_TO_PROPAGATE = {name for name in names if not re.search("KEY|TOKEN|SECRET|PASSWORD", name)}
+
+
+def next_rung(scheduler: Any, trial_id: str, epoch: int) -> tuple[int, int, float | None] | None:
+    """The rung at which Tune's ASHA compares a trial's report of `epoch`, None for a report that it passes by.
+
+    Args:
+        scheduler: An `AsyncHyperBandScheduler`, before it is told of the report.
+        trial_id: The trial, which the scheduler knows.
+        epoch: Of the report.
+
+    Returns:
+        The rung's index (0 for the first), its epoch, and its cut-off (None while it has no score).
+    """
+    bracket = scheduler._trial_info[trial_id]
+    for from_last, (milestone, scores) in enumerate(bracket._rungs):
+        if epoch >= milestone and trial_id not in scores:
+            cutoff = bracket.cutoff(scores)
+            return len(bracket._rungs) - 1 - from_last, int(milestone), None if cutoff is None else float(cutoff)
+    return None

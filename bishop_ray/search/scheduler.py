@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray.tune import TuneError
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
+from bishop_ray._compat.ray import next_rung
 from bishop_ray.config import StudyConfig
 from bishop_ray.errors import UnknownName
 from bishop_ray.training.job import STOP_REASON
@@ -31,6 +33,23 @@ NO_CONTROLLER: Any = None
 """ASHA never looks at the controller."""
 
 
+@dataclass(frozen=True)
+class RungStop:
+    """Why ASHA stopped a trial: at a rung its score was below the cut-off.
+
+    Attributes:
+        rung: The rung's index, 0 for the first.
+        epoch: The rung's epoch.
+        cutoff: The quantile of the scores that other trials had there by then.
+        score: The trial's own.
+    """
+
+    rung: int
+    epoch: int
+    cutoff: float
+    score: float
+
+
 class Asha(AsyncHyperBandScheduler):
     """ASHA that stands by a decision to stop.
 
@@ -40,7 +59,7 @@ class Asha(AsyncHyperBandScheduler):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._to_stop: set[str] = set()
+        self._stops: dict[str, RungStop | None] = {}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """A trial joins a bracket, or comes back to it: one that lost its process is a new trial of Tune's."""
@@ -60,18 +79,39 @@ class Asha(AsyncHyperBandScheduler):
         if result.get(STOP_REASON):
             super().on_trial_result(tune_controller, trial, result)
             return str(TrialScheduler.CONTINUE)
-        if trial.trial_id not in self._to_stop:
+        if trial.trial_id not in self._stops:
+            # Asked first: afterwards the trial's own score is among those that make the cut-off.
+            rung = next_rung(self, trial.trial_id, int(result.get(EPOCH, 0)))
             decision: str = super().on_trial_result(tune_controller, trial, result)
             if decision != TrialScheduler.STOP:
                 return decision
-            self._to_stop.add(trial.trial_id)
+            self._stops[trial.trial_id] = _rung_stop(rung, float(result[SCORE]))
         return TrialScheduler.STOP
+
+    def rung_stop(self, number: int) -> RungStop | None:
+        """Why the trial of this number is to be stopped, None for one that goes on."""
+        return self._stops.get(_id_of(number))
+
+
+def rung_stop(scheduler: TrialScheduler, number: int) -> RungStop | None:
+    """Why a scheduler stops a trial: see `Asha.rung_stop`; None from one that stops none."""
+    return scheduler.rung_stop(number) if isinstance(scheduler, Asha) else None
+
+
+def _rung_stop(rung: tuple[int, int, float | None] | None, score: float) -> RungStop | None:
+    if rung is None or rung[2] is None:
+        return None
+    return RungStop(rung[0], rung[1], rung[2], score)
+
+
+def _id_of(number: int) -> str:
+    return f"trial-{number}"
 
 
 def _named(trial: Any) -> Any:
     """The trial under its number in the study, which stays, in place of Tune's id."""
     config = getattr(trial, "config", None)
-    return SimpleNamespace(trial_id=f"trial-{config['number']}") if config else trial
+    return SimpleNamespace(trial_id=_id_of(config["number"])) if config else trial
 
 
 class PerModel(FIFOScheduler):

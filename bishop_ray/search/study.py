@@ -8,7 +8,7 @@ import math
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -24,7 +24,7 @@ from bishop_ray.data.split import SplitProtocol
 from bishop_ray.errors import UserError
 from bishop_ray.search.journal import JOURNAL, mend, open_journal
 from bishop_ray.search.space import OUTSIDE, SearchSpace, unflatten
-from bishop_ray.tracking import public_uri
+from bishop_ray.tracking import STOPPED_TAG, public_uri
 from bishop_ray.training.job import PREDICTOR, model_folder
 
 RECORD = "bishop.config"
@@ -71,6 +71,13 @@ def _value(hint: Any, value: Any) -> Any:
 
 PARAMS = "params"
 """User attribute of a trial: its whole point, flat, as JSON."""
+STOPPED = "stopped"
+"""User attribute of a trial that the scheduler stopped: the fields of `RungStop`. Other trials have none, or empty."""
+
+
+def stopped_tags(stop: Mapping[str, Any]) -> dict[str, str]:
+    """The attribute `STOPPED` as tags of the trial's run: ``bishop.stopped.rung`` and so on."""
+    return {f"{STOPPED_TAG}{name}": str(value) for name, value in stop.items()}
 
 
 def best_of(study: optuna.Study) -> tuple[int, float] | None:
