@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -15,7 +16,18 @@ from bishop_ray.config import StudyConfig
 from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.split import SplitProtocol
 from bishop_ray.errors import UnknownName
-from bishop_ray.search.scheduler import EPOCH, SCORE, PerModel, make_scheduler
+from bishop_ray.search.scheduler import (
+    EPOCH,
+    NO_CONTROLLER,
+    SCORE,
+    PerModel,
+    RungStop,
+    make_scheduler,
+    replay,
+    rung_stop,
+    stopping_rule,
+    unrecorded_rule,
+)
 from bishop_ray.training.job import STOP_REASON
 
 STOP, CONTINUE = TrialScheduler.STOP, TrialScheduler.CONTINUE
@@ -98,3 +110,58 @@ def test_without_early_stopping_nothing_is_stopped(study: optuna.Study) -> None:
         assert scheduler.on_trial_result(None, trial, {EPOCH: 5, SCORE: score}) == CONTINUE
     with pytest.raises(UnknownName, match="did you mean 'asha'"):
         make_scheduler(replace(config("mlp", 20), scheduler="ashe"), study)
+
+
+def test_the_rung_the_cut_off_and_the_score_of_a_stop_are_kept(study: optuna.Study) -> None:
+    asha = make_scheduler(config("mlp", 30), study)
+    bench = Bench(study)
+    bench.scheduler = PerModel({"mlp": asha})
+    at_rungs: dict[int, list[float]] = {3: [], 9: []}
+    for number, slope in enumerate((0.05, 0.04, 0.06, 0.055)):
+        trial = bench.trial("mlp", number)
+        for epoch in range(1, 10):
+            answer = bench.report(trial, epoch, slope * epoch)
+            stop = rung_stop(asha, number)
+            assert (answer == STOP) == (stop is not None)
+            if stop is not None:
+                others = at_rungs[stop.epoch]
+                assert stop == RungStop(
+                    (3, 9).index(epoch), epoch, float(np.percentile(others, 200 / 3)), slope * epoch
+                )
+                assert stop.score < stop.cutoff
+            if epoch in at_rungs:
+                at_rungs[epoch].append(slope * epoch)
+            if answer == STOP:
+                break
+    stops = [rung_stop(asha, number) for number in range(4)]
+    assert [stop and stop.rung for stop in stops] == [None, 0, None, 1]
+    assert rung_stop(make_scheduler(config("mlp", 30, "none"), study), 4) is None
+
+
+def test_a_trial_that_goes_on_is_stopped_for_what_it_had_reported(study: optuna.Study) -> None:
+    ended = study.ask()
+    for epoch in (1, 2):
+        ended.report(0.9, epoch)
+    study.tell(ended, 0.9)
+    asha = make_scheduler(config("catboost", 10), study)
+    trial: Any = SimpleNamespace(trial_id="new", config={"model": "catboost", "number": 1})
+    asha.on_trial_add(NO_CONTROLLER, trial)
+    replay(asha, trial, {1: 0.1, 2: 0.2})
+    assert asha.on_trial_result(NO_CONTROLLER, trial, {EPOCH: 2, SCORE: 0.2}) == STOP
+    assert rung_stop(asha, 1) == RungStop(0, 2, 0.9, 0.2)
+
+
+def test_the_rule_of_a_study_is_what_its_scheduler_does(study: optuna.Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    for epochs, grace in ((1, 1), (3, 2), (30, 3), (41, 5)):
+        assert stopping_rule("asha", epochs) == {"reduction factor": 3, "grace period": grace}
+        assert stopping_rule("asha", epochs) == unrecorded_rule("asha", epochs)
+    monkeypatch.setattr("bishop_ray.search.scheduler.REDUCTION", 2)
+    assert stopping_rule("asha", 30)["reduction factor"] == 2
+    assert unrecorded_rule("asha", 30)["reduction factor"] == 3
+    bench = Bench(study, mlp=30)
+    for number in range(2):
+        for epoch in (3, 6):
+            bench.report(bench.trial("mlp", number), epoch, 0.9)
+    poor = bench.trial("mlp", 2)
+    bench.report(poor, 3, 0.95)
+    assert bench.report(poor, 6, 0.1) == STOP, "the second rung is at twice the first one's epoch"

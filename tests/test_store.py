@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,16 @@ from bishop_ray.data.split import DATASETS_I
 from bishop_ray.errors import UserError
 from bishop_ray.search.journal import JOURNAL
 from bishop_ray.search.space import load_space
-from bishop_ray.search.study import FORMAT, OpenStudy, open_study, remove_study, stored_identity, study_folder
+from bishop_ray.search.study import (
+    FORMAT,
+    OpenStudy,
+    open_study,
+    read_study,
+    remove_study,
+    settings_of,
+    stored_identity,
+    study_folder,
+)
 
 TINY = str(Path(__file__).with_name("tiny_space.yaml"))
 
@@ -65,3 +75,53 @@ def test_a_study_of_a_newer_version_is_refused(config: StudyConfig) -> None:
     del study
     remove_study(config)
     assert isinstance(opened(config).study, optuna.Study)
+
+
+RULE = ("reduction factor", "grace period")
+REDUCTION = "bishop_ray.search.scheduler.REDUCTION"
+
+
+def forget_the_rule(study: optuna.Study) -> None:
+    """Leaves the study as versions did that kept no rule."""
+    settings = {key: value for key, value in settings_of(study).items() if key not in RULE}
+    study.set_user_attr("facts", json.dumps(settings))
+
+
+def test_the_rule_by_which_trials_are_stopped_stays(config: StudyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(REDUCTION, 3)
+    study = opened(config).study
+    assert [settings_of(study)[key] for key in ("scheduler", *RULE)] == ["asha", 3, 2]
+    for change in ("REDUCTION", "GRACE_LEAST"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"bishop_ray.search.scheduler.{change}", 1 if change == "GRACE_LEAST" else 4)
+            words = "grace period was 2, is 1" if change == "GRACE_LEAST" else "reduction factor was 3, is 4"
+            with pytest.raises(UserError, match=f"^study .* exists with other settings: {words}; use --fresh") as error:
+                opened(config)
+            assert "\n" not in str(error.value)
+    opened(config)
+    monkeypatch.setattr(REDUCTION, 4)
+    without = replace(config, scheduler="none", seed=1)
+    assert opened(without).identity == opened(without).identity
+
+
+def test_a_study_that_kept_no_rule_goes_on_by_the_one_of_then(
+    config: StudyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(REDUCTION, 3)
+    first = opened(config)
+    whole = settings_of(first.study)
+    forget_the_rule(first.study)
+    with monkeypatch.context() as patch:
+        patch.setattr(REDUCTION, 4)
+        with pytest.raises(UserError, match="reduction factor was 3, is 4"):
+            opened(config)
+    assert not set(RULE) & settings_of(opened_raw(config)).keys(), "what is refused is left as it is"
+    assert opened(config).identity == first.identity
+    assert settings_of(opened_raw(config)) == whole, "and is kept from then on"
+    forget_the_rule(first.study)
+    with pytest.raises(UserError, match="max-epochs was 3, is 40"):
+        opened(replace(config, max_epochs=40))
+
+
+def opened_raw(config: StudyConfig) -> optuna.Study:
+    return read_study(study_folder(config))

@@ -213,3 +213,24 @@ def serve_address() -> tuple[str, int] | None:
         return None
     options = client.http_config
     return str(options.host), int(options.port)
+
+
+def next_rung(scheduler: Any, trial_id: str, epoch: int) -> tuple[int, int, float | None] | None:
+    """The rung at which Tune's ASHA compares a trial's report of `epoch`, None for a report that it passes by.
+
+    Tune keeps a trial's bracket and its rungs to itself. Seen in Ray 2.60.0.
+
+    Args:
+        scheduler: An `AsyncHyperBandScheduler`, before it is told of the report.
+        trial_id: The trial, which the scheduler knows.
+        epoch: Of the report.
+
+    Returns:
+        The rung's index (0 for the first), its epoch, and its cut-off (None while it has no score).
+    """
+    bracket = scheduler._trial_info[trial_id]
+    for from_last, (milestone, scores) in enumerate(bracket._rungs):
+        if epoch >= milestone and trial_id not in scores:
+            cutoff = bracket.cutoff(scores)
+            return len(bracket._rungs) - 1 - from_last, int(milestone), None if cutoff is None else float(cutoff)
+    return None

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import optuna
@@ -23,8 +23,8 @@ from bishop_ray._compat.ray import forget_averages, release_group
 from bishop_ray.config import NO_LIMIT, Params
 from bishop_ray.errors import StorageFull
 from bishop_ray.metrics import display
-from bishop_ray.search.scheduler import SCORE, replay
-from bishop_ray.search.study import kept_models
+from bishop_ray.search.scheduler import SCORE, RungStop, replay, rung_stop
+from bishop_ray.search.study import STOPPED, kept_models, stopped_tags
 from bishop_ray.training.job import PREDICTOR, STOP_REASON, TrialSettings, model_folder, trial_folder
 from bishop_ray.training.ray_train import RESTARTS
 from bishop_ray.training.system import GPU_PEAK, PEAK
@@ -43,7 +43,9 @@ class TrialTracker(Protocol):
     def study_reported(self, step: int, metrics: dict[str, float]) -> None:
         """The study's own curve over finished trials."""
 
-    def trial_finished(self, number: int, status: str, reason: str, summary: dict[str, float]) -> None:
+    def trial_finished(
+        self, number: int, status: str, reason: str, summary: dict[str, float], tags: dict[str, str]
+    ) -> None:
         """A trial ended: FINISHED, KILLED or FAILED."""
 
 
@@ -118,7 +120,7 @@ def error_reason(trial: Any) -> str:
     return last_error(lines)
 
 
-EARLY_STOPPED = "early-stopped"
+EARLY_STOPPED, TIME_BUDGET = "early-stopped", "time budget"
 HANG_SECONDS = 60.0
 """The least that a trial over its time limit may be silent."""
 
@@ -162,8 +164,6 @@ class StudyCallback(Callback):
         self._spent: defaultdict[int, float] = defaultdict(float)
         self._heard: dict[int, float] = {}
         self._given_up: dict[int, str] = {}
-        self.stopping = EARLY_STOPPED
-        """Why a trial that is stopped from now on is stopped."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Ray pickles callbacks beside its own state, which is never read back.
@@ -208,7 +208,7 @@ class StudyCallback(Callback):
         elif result.get(STOP_REASON):
             self._ended(trial, TrialState.COMPLETE, str(result[STOP_REASON]), result)
         else:
-            self._ended(trial, TrialState.PRUNED, self.stopping, result)
+            self._stopped(trial, EARLY_STOPPED)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial was given up, or its process or node died: then it goes on in another one, unless that is no use.
@@ -258,7 +258,7 @@ class StudyCallback(Callback):
         self._end(number, TrialState.FAIL, reason, {})
 
     def end_running(self) -> None:
-        """Ends what ran when the whole search was stopped: Tune tells no callback of it.
+        """Ends what ran when the time budget stopped the whole search: Tune tells no callback of it.
 
         A trial that had reported nothing stays open in the study, for the next run.
         """
@@ -267,8 +267,10 @@ class StudyCallback(Callback):
                 # One that has saved its model had ended, but for Tune's noticing.
                 ended = (model_folder(self._settings.folder, number) / PREDICTOR).is_dir()
                 reason = (trial.last_result or {}).get(STOP_REASON) if ended else ""
-                state = TrialState.COMPLETE if reason else TrialState.PRUNED
-                self._ended(trial, state, str(reason or self.stopping), trial.last_result)
+                if reason:
+                    self._ended(trial, TrialState.COMPLETE, str(reason), trial.last_result)
+                else:
+                    self._stopped(trial, TIME_BUDGET)
             elif self._settings.through_ray_train:
                 release_group(trial.trial_id)
 
@@ -278,18 +280,29 @@ class StudyCallback(Callback):
             for _, trial in self._running.values():
                 release_group(trial.trial_id)
 
-    def _ended(self, trial: Any, state: TrialState, reason: str, result: dict[str, Any] | None = None) -> None:
+    def _stopped(self, trial: Any, otherwise: str) -> None:
+        """A trial was stopped: by the scheduler, which says at which rung, or else for the reason that is given."""
+        stop = rung_stop(self._scheduler, trial.config["number"])
+        self._ended(trial, TrialState.PRUNED, EARLY_STOPPED if stop else otherwise, trial.last_result, stop)
+
+    def _ended(
+        self, trial: Any, state: TrialState, reason: str, result: Any = None, stop: RungStop | None = None
+    ) -> None:
         if self._settings.through_ray_train:
             release_group(trial.trial_id)
-        self._end(trial.config["number"], state, reason, result or {})
+        self._end(trial.config["number"], state, reason, result or {}, stop)
 
-    def _end(self, number: int, state: TrialState, reason: str, result: dict[str, Any]) -> None:
+    def _end(
+        self, number: int, state: TrialState, reason: str, result: dict[str, Any], stop: RungStop | None = None
+    ) -> None:
         # A trial that ended is never resumed: 200 checkpoints would fill a disk.
         shutil.rmtree(trial_folder(self._settings, number), ignore_errors=True)
         seconds = self._spent[number] + time.monotonic() - self._running.pop(number, (time.monotonic(), None))[0]
         asked = self._asked[number]
         asked.set_user_attr("reason", reason)
         asked.set_user_attr("seconds", round(seconds, 3))
+        if (stopped := asdict(stop) if stop else {}) or STOPPED in asked.user_attrs:  # of a process killed right here
+            asked.set_user_attr(STOPPED, stopped)
         value = float(result[SCORE]) if state == TrialState.COMPLETE else None
         self._study.tell(number, value, state=state)
         self._keep_models()
@@ -299,7 +312,7 @@ class StudyCallback(Callback):
             summary |= {"best_val_score": float(result[SCORE]), "best_epoch": float(result["best_epoch"])}
             summary |= {"epochs": float(result["epoch"]), "workers": float(result["workers"])}
             summary |= {name: float(result[name]) for name in (PEAK, GPU_PEAK) if name in result}
-        self._tracker.trial_finished(number, status, reason, summary)
+        self._tracker.trial_finished(number, status, reason, summary, stopped_tags(stopped))
         name = {"FINISHED": "complete", "KILLED": "pruned"}.get(status, "failed")
         if self._progress.best is not None:
             self._tracker.study_reported(self._progress.finished + 1, {"best_val_score": self._progress.best})

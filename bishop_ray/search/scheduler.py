@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from optuna.trial import TrialState
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
-from bishop_ray._compat.ray import TuneProcesses
+from bishop_ray._compat.ray import TuneProcesses, next_rung
 from bishop_ray.config import StudyConfig
 from bishop_ray.errors import UnknownName
 from bishop_ray.training.job import STOP_REASON
@@ -24,8 +25,28 @@ SCHEDULERS = ("asha", "none")
 SCORE = "best_val_score"
 EPOCH = "epoch"
 REDUCTION = 3
+"""Of the trials that reach a rung, about one in so many goes on. A study keeps to the one that it began with."""
+GRACE_SHARE, GRACE_LEAST = 10, 2
+"""The first rung is at this part of the epochs, and at this epoch at least."""
 NO_CONTROLLER: Any = None
 """ASHA never looks at the controller."""
+
+
+@dataclass(frozen=True)
+class RungStop:
+    """Why ASHA stopped a trial: at a rung its score was below the cut-off.
+
+    Attributes:
+        rung: The rung's index, 0 for the first.
+        epoch: The rung's epoch.
+        cutoff: The quantile of the scores that other trials had there by then.
+        score: The trial's own.
+    """
+
+    rung: int
+    epoch: int
+    cutoff: float
+    score: float
 
 
 class Asha(AsyncHyperBandScheduler):
@@ -37,7 +58,7 @@ class Asha(AsyncHyperBandScheduler):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._to_stop: set[str] = set()
+        self._stops: dict[str, RungStop | None] = {}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """A trial joins a bracket, or comes back to it: one that lost its process is a new trial of Tune's."""
@@ -57,18 +78,39 @@ class Asha(AsyncHyperBandScheduler):
         if result.get(STOP_REASON):
             super().on_trial_result(tune_controller, trial, result)
             return str(TrialScheduler.CONTINUE)
-        if trial.trial_id not in self._to_stop:
+        if trial.trial_id not in self._stops:
+            # Asked first: afterwards the trial's own score is among those that make the cut-off.
+            rung = next_rung(self, trial.trial_id, int(result.get(EPOCH, 0)))
             decision: str = super().on_trial_result(tune_controller, trial, result)
             if decision != TrialScheduler.STOP:
                 return decision
-            self._to_stop.add(trial.trial_id)
+            self._stops[trial.trial_id] = _rung_stop(rung, float(result[SCORE]))
         return TrialScheduler.STOP
+
+    def rung_stop(self, number: int) -> RungStop | None:
+        """Why the trial of this number is to be stopped, None for one that goes on."""
+        return self._stops.get(_id_of(number))
+
+
+def rung_stop(scheduler: TrialScheduler, number: int) -> RungStop | None:
+    """Why a scheduler stops a trial: see `Asha.rung_stop`; None from one that stops none."""
+    return scheduler.rung_stop(number) if isinstance(scheduler, Asha) else None
+
+
+def _rung_stop(rung: tuple[int, int, float | None] | None, score: float) -> RungStop | None:
+    if rung is None or rung[2] is None:
+        return None
+    return RungStop(rung[0], rung[1], rung[2], score)
+
+
+def _id_of(number: int) -> str:
+    return f"trial-{number}"
 
 
 def _named(trial: Any) -> Any:
     """The trial under its number in the study, which stays, in place of Tune's id."""
     config = getattr(trial, "config", None)
-    return SimpleNamespace(trial_id=f"trial-{config['number']}") if config else trial
+    return SimpleNamespace(trial_id=_id_of(config["number"])) if config else trial
 
 
 class PerModel(FIFOScheduler):
@@ -146,10 +188,29 @@ class PerModel(FIFOScheduler):
         return f"{len(self._schedulers)} schedulers"
 
 
+def _grace_period(max_epochs: int, share: int, least: int) -> int:
+    return min(max_epochs, max(least, math.ceil(max_epochs / share)))
+
+
+def stopping_rule(scheduler: str, max_epochs: int) -> dict[str, int | str]:
+    """What decides which trials are stopped, as a study keeps it: reduction factor and epoch of the first rung."""
+    if scheduler == "none":
+        return {"reduction factor": "none", "grace period": "none"}
+    return {"reduction factor": REDUCTION, "grace period": _grace_period(max_epochs, GRACE_SHARE, GRACE_LEAST)}
+
+
+def unrecorded_rule(scheduler: str, max_epochs: int) -> dict[str, int | str]:
+    """As `stopping_rule`, of a study that was begun before studies kept it: the constants of then, whatever is now."""
+    if scheduler == "none":
+        return stopping_rule(scheduler, max_epochs)
+    return {"reduction factor": 3, "grace period": _grace_period(max_epochs, 10, 2)}
+
+
 def make_scheduler(config: StudyConfig, study: optuna.Study) -> TrialScheduler:
     """The scheduler of a study: ASHA compares the best validation score so far, by epoch (layout.md decision 1).
 
-    The first rung is at a tenth of the epochs (2 at least), so that a slow starter gets some time. What finished
+    The first rung is at a tenth of the epochs (2 at least), so that a slow starter gets some time, and each further
+    one at `REDUCTION` times the epoch of the one before. `stopping_rule` has both for the study. What finished
     trials reported in an earlier run fills the rungs again: a resumed study stops the trials it would have stopped.
 
     Raises:
@@ -165,7 +226,7 @@ def make_scheduler(config: StudyConfig, study: optuna.Study) -> TrialScheduler:
         mode="max",
         # One more than the loop's own limit: a trial that uses all its epochs ends by itself and is complete.
         max_t=config.max_epochs + 1,
-        grace_period=min(config.max_epochs, max(2, math.ceil(config.max_epochs / 10))),
+        grace_period=_grace_period(config.max_epochs, GRACE_SHARE, GRACE_LEAST),
         reduction_factor=REDUCTION,
     )
     for past in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):

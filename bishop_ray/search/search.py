@@ -132,10 +132,7 @@ def _is_over(family: ModelStudy, deadline: float) -> bool:
     else:
         longest = recorder.longest_running()
     ends = deadline - FINISH_SECONDS - evaluation_seconds(config, recorder.through_ray_train, longest * 1.2)
-    if time.time() > ends:
-        recorder.stopping = "time budget"
-        return True
-    return False
+    return time.time() > ends
 
 
 def _why_none(opened: OpenStudy) -> str:
@@ -322,19 +319,11 @@ class _Run:
             for kind, names in kinds.items()
         }
         self._families = families
-        over = self._over if self.budget.deadline else None
+        over = self.budget.over if self.budget.deadline else None
         run_search(families, races, self.slots, self.whole.trials, self.folder, self._limit, over)
         if not any(kept_models(family.opened.study, family.opened.folder) for family in families):
             reasons = "; ".join(f"{f.config.model}: {why_not(f, self.whole)}" for f in families[:3])
             raise StudyFailed(f"no model was trained to its end: {reasons}")
-
-    def _over(self) -> bool:
-        """Whether whatever runs must be stopped; tells the recorders why."""
-        if self.budget.over():
-            for family in self._families:
-                family.recorder.stopping = "time budget"
-            return True
-        return False
 
     def _refit_seconds(self) -> float:
         """What a refit of the best trial so far would take."""

@@ -8,7 +8,7 @@ import math
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -24,7 +24,7 @@ from bishop_ray.data.split import SplitProtocol
 from bishop_ray.errors import UserError
 from bishop_ray.search.journal import JOURNAL, mend, open_journal
 from bishop_ray.search.space import OUTSIDE, SearchSpace, unflatten
-from bishop_ray.tracking import public_uri
+from bishop_ray.tracking import STOPPED_TAG, public_uri
 from bishop_ray.training.job import PREDICTOR, model_folder
 
 RECORD = "bishop.config"
@@ -71,6 +71,13 @@ def _value(hint: Any, value: Any) -> Any:
 
 PARAMS = "params"
 """User attribute of a trial: its whole point, flat, as JSON."""
+STOPPED = "stopped"
+"""User attribute of a trial that the scheduler stopped: the fields of `RungStop`. Other trials have none, or empty."""
+
+
+def stopped_tags(stop: Mapping[str, Any]) -> dict[str, str]:
+    """The attribute `STOPPED` as tags of the trial's run: ``bishop.stopped.rung`` and so on."""
+    return {f"{STOPPED_TAG}{name}": str(value) for name, value in stop.items()}
 
 
 def best_of(study: optuna.Study) -> tuple[int, float] | None:
@@ -308,8 +315,8 @@ def open_study(
         further: Answers points to be tried after the space's first ones; called when the study is new.
 
     Raises:
-        UserError: The study exists with another space, metric, number of epochs or data; says what differs. Or the
-            storage folder cannot be written.
+        UserError: The study exists with other settings (`_facts`); says what differs. Or the storage folder cannot be
+            written.
     """
     folder = study_folder(config)
     try:
@@ -327,10 +334,7 @@ def open_study(
             "use that version, or --fresh to start over"
         )
     if stored:
-        # Studies that were begun before there was a choice, or with another order, do not name it.
-        before = {"precision": "auto", "order of validation rows": "of the table", "warm start": "none"}
-        before |= NO_ROLES.facts()
-        _same(config.name, before | json.loads(stored), facts)
+        _go_on(study, json.loads(stored), facts)
     else:
         for point, outside in space.queue():
             attrs = {OUTSIDE: json.dumps(outside)} if outside else None
@@ -344,6 +348,10 @@ def open_study(
 
 
 def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str, Any]:
+    """The settings that must not change while the study goes on."""
+    # Here: whoever only reads a study needs no Ray, which takes seconds to import.
+    from bishop_ray.search.scheduler import stopping_rule
+
     return {
         "data": data_hash,
         "search space": f"{space.name} {space.fingerprint()}",
@@ -355,7 +363,25 @@ def _facts(config: StudyConfig, space: SearchSpace, data_hash: str) -> dict[str,
         "order of validation rows": "drawn",
         "precision": config.precision,
         "warm start": config.warm_start,
+        **stopping_rule(config.scheduler, config.max_epochs),
     } | config.ref.roles.facts()
+
+
+def _go_on(study: optuna.Study, stored: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuses a study that was begun with other settings; one that kept no rule of its scheduler keeps it from now on.
+
+    Raises:
+        UserError: Settings differ.
+    """
+    from bishop_ray.search.scheduler import unrecorded_rule  # as in `_facts`
+
+    # Studies that were begun before there was a choice, or with another order, do not name it.
+    before = {"precision": "auto", "order of validation rows": "of the table", "warm start": "none"}
+    before |= NO_ROLES.facts()
+    rule = unrecorded_rule(stored.get("scheduler", ""), stored.get("max-epochs", 0))
+    _same(study.study_name, before | rule | stored, now)
+    if not rule.keys() <= stored.keys():
+        study.set_user_attr(_FACTS, json.dumps(rule | stored))
 
 
 def _same(name: str, stored: dict[str, Any], now: dict[str, Any]) -> None:

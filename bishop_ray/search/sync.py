@@ -17,7 +17,7 @@ from bishop_ray.search.ensemble import IDENTITY
 from bishop_ray.search.journal import JOURNAL
 from bishop_ray.search.scheduler import SCORE
 from bishop_ray.search.space import unflatten
-from bishop_ray.search.study import PARAMS, RESULT, last_value, locked, read_study
+from bishop_ray.search.study import PARAMS, RESULT, STOPPED, last_value, locked, read_study, stopped_tags
 from bishop_ray.tracking import SPOOL, KnownTrial, check_tracking, complete, public_uri, replay_spool, tracking_uri
 from bishop_ray.tracking.client import sqlite_path
 from bishop_ray.tracking.spool import Spool
@@ -63,6 +63,7 @@ def _known(trial: FrozenTrial) -> KnownTrial:
         ended=_ms(trial.datetime_complete or trial.datetime_start),
         epochs={step: curves({SCORE: value}) for step, value in trial.intermediate_values.items()},
         summary={name: float(value) for name, value in summary.items() if value is not None},
+        tags=stopped_tags(attrs.get(STOPPED, {})),
     )
 
 

@@ -10,10 +10,12 @@ from bishop_ray.tracking.closing import complete, settle
 from bishop_ray.tracking.environment import environment
 from bishop_ray.tracking.logger import KnownTrial, StudyTracker
 from bishop_ray.tracking.query import runs_frame, study_run
+from bishop_ray.tracking.sink import STOPPED_TAG
 from bishop_ray.tracking.spool import SPOOL, replay_spool
 
 __all__ = [
     "SPOOL",
+    "STOPPED_TAG",
     "KnownTrial",
     "StudyTracker",
     "check_tracking",

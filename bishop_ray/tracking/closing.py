@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray.tracking.client import CALL_SECONDS, as_user_error, open_client, quoted, search_all
-from bishop_ray.tracking.sink import OPEN, PARENT, Event, RunSink, number_of
+from bishop_ray.tracking.sink import OPEN, PARENT, Event, RunSink, end_of, number_of
 from bishop_ray.tracking.spool import replay_spool
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def complete(uri: str, study_id: str, trials: Sequence[KnownTrial], status: str,
 
 def _wrong(runs: Sequence[Run], trials: Sequence[KnownTrial], status: str) -> int:
     """How many runs are open, ended otherwise than in the study, doubled or missing."""
-    wanted = {trial.number: trial.status for trial in trials if trial.status}
+    wanted = {trial.number: (trial.status, dict(trial.tags)) for trial in trials if trial.status}
     found: dict[int, str] = {}
     wrong = 0
     for run in runs:
@@ -101,7 +101,7 @@ def _wrong(runs: Sequence[Run], trials: Sequence[KnownTrial], status: str) -> in
         elif number == PARENT:
             wrong += (run.info.status, status) == ("KILLED", "FINISHED")
         else:
-            wrong += wanted.get(number, run.info.status) != run.info.status
+            wrong += wanted.get(number, end_of(run)) != end_of(run)
         found.setdefault(number, run.info.status)
     return wrong + len(wanted.keys() - found.keys())
 

@@ -33,6 +33,7 @@ class KnownTrial:
         ended: When it ended, or now.
         epochs: Step -> metrics, named as in `StudyTracker.trial_reported`.
         summary: Metrics of an ended trial.
+        tags: Of a trial that the scheduler stopped: at which rung.
     """
 
     number: int
@@ -43,6 +44,7 @@ class KnownTrial:
     ended: int
     epochs: Mapping[int, Mapping[str, float]]
     summary: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     def event(self) -> Event:
         """As an event."""
@@ -56,6 +58,7 @@ class KnownTrial:
             "started": self.started,
             "epochs": [[step, dict(metrics)] for step, metrics in sorted(self.epochs.items())],
             "metrics": dict(self.summary),
+            "tags": dict(self.tags),
         }
 
 
@@ -108,7 +111,7 @@ class StudyTracker:
         """What the study already has, told once when it goes on: MLflow is completed where it was not told.
 
         A trial that ended while MLflow was not told of it is ended; epochs that never arrived are added. Nothing
-        happens to a trial whose run ended with the same status.
+        happens to a trial whose run ended with the same status and says where the scheduler stopped it.
         """
         for trial in trials:
             self._delivery.put(trial.event())

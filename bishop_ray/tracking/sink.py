@@ -21,6 +21,8 @@ Event = dict[str, Any]
 PARENT = -1
 """Stands for the parent run where a trial number is expected."""
 OPEN = ("RUNNING", "SCHEDULED")
+STOPPED_TAG = "bishop.stopped."
+"""How the tags of a trial begin that the scheduler stopped: which rung, its epoch, its cut-off, the trial's score."""
 LOOK_SECONDS = 5.0
 """Between two looks for runs that a busy server makes late."""
 _log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class RunSink(Writes):
         self._study: Event = {}
         self._experiment = ""
         self._failed = False
-        self._ended: dict[int, str] = {}
+        self._ended: dict[int, tuple[str, dict[str, str]]] = {}
         self._deleted: set[int] = set()
         self._own: set[str] = set()
         self._steps: dict[str, dict[str, set[int]]] = {}
@@ -106,7 +108,7 @@ class RunSink(Writes):
             elif number not in best or _size(run) > _size(best[number]):
                 best[number] = run
         self.run_ids.update({number: run.info.run_id for number, run in best.items() if number != PARENT})
-        self._ended.update({number: run.info.status for number, run in best.items() if run.info.status not in OPEN})
+        self._ended.update({number: end_of(run) for number, run in best.items() if run.info.status not in OPEN})
         return best.get(PARENT)
 
     def _runs(self, deleted: bool = False) -> list[Run]:
@@ -128,7 +130,7 @@ class RunSink(Writes):
         number, status = event["trial"], event["status"]
         if number in self._deleted and number not in self.run_ids:
             return  # someone does not want it
-        if status and self._ended.get(number) == status:
+        if status and self._ended.get(number) == (status, event.get("tags", {})):
             return  # all of a run is written before its end
         run_id = self.run_ids.get(number, "")
         if not run_id or not self.client.get_run(run_id).data.params:
@@ -136,7 +138,7 @@ class RunSink(Writes):
         for step, metrics in event["epochs"]:
             self._on_metrics({**event, "step": step, "metrics": metrics})
         if status:
-            self._on_finish({**event, "step": 0, "tags": {}})
+            self._on_finish({**event, "step": 0, "tags": event.get("tags", {})})  # an older version's spool has none
 
     def _on_start(self, event: Event) -> None:
         number = event["trial"]
@@ -252,6 +254,11 @@ def number_of(run: Run) -> int:
     """The trial that a run stands for, `PARENT` for the study's own."""
     number = run.data.tags.get("bishop.trial", "")
     return int(number) if number.isdigit() else PARENT
+
+
+def end_of(run: Run) -> tuple[str, dict[str, str]]:
+    """How a run ended: its status, and the tags of a trial that the scheduler stopped."""
+    return run.info.status, {key: value for key, value in run.data.tags.items() if key.startswith(STOPPED_TAG)}
 
 
 def _size(run: Run) -> int:
