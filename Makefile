@@ -5,10 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Two processes of tests share the cores: threads that wait must not spin, and Ray's workers are not put last.
 SHARED := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_worker_niceness=0
+# The longest files first (tests/conftest.py), so that no process is left alone with one at the end.
+SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
 # A folder for everything the demo leaves behind; BISHOP_RAY_HOME moves it.
 export PYTHONWARNINGS ?= ignore
 
-.PHONY: demo venv test test-all lint types fast slow postgres browser audit lock clean
+.PHONY: demo venv test test-all lint types fast all postgres browser audit lock clean
 
 venv: $(VENV)/.ready
 
@@ -17,7 +19,7 @@ demo: $(VENV)/.ready
 
 test: lint types fast
 
-test-all: test slow
+test-all: lint types all
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -27,10 +29,10 @@ types: $(VENV)/.ready
 	$(BIN)/mypy
 
 fast: $(VENV)/.ready
-	$(SHARED) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
+	$(SHARED) $(BIN)/python -m pytest $(SPREAD) -m "not slow and not faults and not gpu"
 
-slow: $(VENV)/.ready postgres browser
-	$(SHARED) $(BIN)/python -m pytest -n 2 --dist loadfile -m "(slow or faults) and not gpu"
+all: $(VENV)/.ready postgres browser
+	$(SHARED) $(BIN)/python -m pytest $(SPREAD) -m "not gpu"
 
 # The server's tests need PostgreSQL: installed where this is root's machine, skipped with that reason otherwise.
 postgres:
