@@ -52,6 +52,7 @@ HOMES = {
         "bishop_ray/models/gbdt.py",
         "bishop_ray/metrics/__init__.py",
         "bishop_ray/metrics/scorers.py",
+        "bishop_ray/predictor/explanation.py",
         "bishop_ray/training/baselines.py",
         "bishop_ray/search/importance.py",
         "bishop_ray/sklearn/",

@@ -13,14 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from bishop_ray.config import StudyConfig, TrainConfig
-from bishop_ray.data.refs import embedded_ref
-from bishop_ray.data.split import protocol
+from bishop_ray.config import TrainConfig
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.models import MODELS, create_model, t2g_former
 from bishop_ray.models.base import Network
 from bishop_ray.models.cost import _training_cost, flops, memory, training_cost, validation_memory
-from bishop_ray.search.placement import forecast
 from bishop_ray.training.loop import fit_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -189,25 +186,3 @@ def test_what_cannot_be_predicted_is_named() -> None:
         training_cost("mlp", FEW, {}, 16, "fp8")
     with pytest.raises(ValueError, match="n_blocks"):
         training_cost("mlp", FEW, {"n_blocks": 0}, 16)
-
-
-def study(model: str, space: str) -> StudyConfig:
-    ref = embedded_ref("iris")
-    return StudyConfig(ref, model, space, trials=1, max_epochs=1, metric="", split=protocol(ref, None, None))
-
-
-def test_forecast_finds_the_costliest_corner(tmp_path: Any) -> None:
-    space = tmp_path / "own.yaml"
-    space.write_text(
-        "first: [{model: {n_blocks: 2, d_block: 16, dropout: 0.0}, train: {batch_size: 32}}]\n"
-        "model:\n  n_blocks: {int: [1, 3]}\n  d_block: {choice: [64, 16]}\n  dropout: {float: [0.0, 0.5]}\n"
-        "train:\n  batch_size: {choice: [32, 128]}\n"
-    )
-    text = forecast(study("mlp", str(space)), FEW, 100, 1)
-    first = training_cost("mlp", FEW, {"n_blocks": 2, "d_block": 16, "dropout": 0.0}, 32)
-    largest = training_cost("mlp", FEW, {"n_blocks": 3, "d_block": 64, "dropout": 0.5}, 100)
-    assert text == (
-        f"predicted: default {first.flops / 1e3:.3g} kFLOP, {first.memory / 1e3:.3g} kB a step of 32 rows; "
-        f"largest found in the space {largest.flops / 1e6:.3g} MFLOP, {largest.memory / 1e3:.3g} kB a step of 100 rows"
-    )
-    assert forecast(study("lightgbm", "lightgbm"), FEW, 100, 1) == ""

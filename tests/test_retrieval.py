@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
 from pathlib import Path
 
 import pandas as pd
@@ -118,7 +116,6 @@ def test_noise_curves_start_at_the_clean_pattern_and_rise() -> None:
     assert float(fit["r2_exponential"]) < 0.99
 
 
-@pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="plotly is not installed")
 def test_job_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--patterns", "4", "--dim", "4", "--draws", "20", "--betas", "0.5", "5", "--output", str(tmp_path / "out")]
     assert theory.run_theory(theory.theory_parser().parse_args(flags)) == 0
@@ -128,10 +125,6 @@ def test_job_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
         table = pd.read_csv(tmp_path / "out" / f"{name}.csv")
         assert set(table["patterns"]) == {4}
         assert {0.5, 5.0} == set(table["beta"])
-    page = (tmp_path / "out" / "theory.html").read_text("utf-8")
-    named = re.findall(r'class="figure" data-target="([^"]+)"', page)
-    assert len(named) == len(set(named)) == 5 + 2 * 2, "rates, updates, and a noise curve per place and beta"
-    assert "default-src 'none'" in page, "nothing is loaded from anywhere"
 
 
 def test_job_refuses_a_file_as_folder(tmp_path: Path) -> None:

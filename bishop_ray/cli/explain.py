@@ -6,7 +6,6 @@ Nothing heavy is imported before it is needed: ``--help`` answers at once.
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from bishop_ray.errors import BadTable, UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bishop_ray.predictor import Explanation, Faithfulness, Predictor
+    from bishop_ray.predictor import Explanation, Predictor
 
     Actions = argparse._SubParsersAction[cli.Parser]
 
@@ -28,8 +27,8 @@ def add_explain(actions: Actions) -> None:
     """Adds the action to the parser of ``jobs/models.py``."""
     text = (
         "Shows which columns a registered model's predictions depend on: every column's values are exchanged among the "
-        "rows of FILE, and what that does is measured. Of BiSHop also its sparse attention, with a check whether it "
-        "says the same. FILE has to fit into memory."
+        "rows of FILE, and what that does is measured. Of BiSHop also its sparse attention, which is no importance. "
+        "FILE has to fit into memory."
     )
     explain = actions.add_parser("explain", allow_abbrev=False, help="what predictions depend on", description=text)
     explain.add_argument("name", metavar="NAME", help="registered model, or with --folder a saved predictor's folder")
@@ -72,8 +71,6 @@ def run_explain(args: argparse.Namespace) -> int:
     table = _table(found)
     print(f"{predictor.model_name}, {found.rows} of {len(frame)} rows, {found.repeats} exchanges of each column")
     print(f"importance: mean {found.measure}\n\n{_words(table)}")
-    if found.faithfulness is not None:
-        print(f"\n{_check_words(found.faithfulness)}")
     if output is not None:
         from bishop_ray.paths import write_whole
 
@@ -134,21 +131,3 @@ def _words(table: pd.DataFrame) -> str:
 
 def _number(value: float) -> str:
     return str(value) if float(value).is_integer() and not isinstance(value, float) else f"{value:.4f}"
-
-
-def _check_words(check: Faithfulness) -> str:
-    from bishop_ray.predictor.explanation import CORRELATION, LEAST_COLUMNS, WINS
-
-    verdict = f"attention against permutation: {check.verdict}"
-    if math.isnan(check.wins):
-        return f"{verdict}\n  the check needs {LEAST_COLUMNS} columns and 2 rows"
-    rank = f"{check.correlation:.2f}"
-    if math.isnan(check.correlation):
-        rank = "undefined, all columns have the same attention or the same importance"
-    wins, needed = f"{100 * check.wins:.0f} %", f"{100 * WINS:.0f} %"
-    return (
-        f"{verdict}\n"
-        f"  rank correlation {rank} (agrees from {CORRELATION})\n"
-        f"  the {check.k} columns with most attention change the output by {check.top_change:.4f}, as many random ones "
-        f"by {check.random_change:.4f}: more than {wins} of random sets (agrees from {needed})"
-    )

@@ -33,27 +33,22 @@ def listing(args: argparse.Namespace) -> str:
     return ""
 
 
-def describe(config: StudyConfig, studies: int = 1) -> str:
-    """A study's dataset, shapes and split, and on a second line what a network is predicted to cost.
-
-    The dataset is loaded for it. With many `studies` only what is tried first is predicted, to answer soon.
+def describe(config: StudyConfig) -> str:
+    """A study's dataset, shapes and split; the dataset is loaded for it.
 
     Raises:
         UserError: The data cannot be loaded or trained on.
     """
     from bishop_ray.search.dataset import load, prepare, unable
-    from bishop_ray.search.placement import forecast
 
     loaded = load(config)
     prepared = prepare(loaded)
     skipped = unable(config, prepared)
     spec, rows = prepared.data.spec, prepared.rows
-    predicted = "" if skipped else forecast(config, spec, rows[0], studies)
     return (
         f"{config.name}: {spec.task.value}, {spec.n_num} numerical + {spec.n_cat} categorical columns, {rows[0]} train "
         f"/ {rows[1]} validation / {rows[2]} test rows; selects by {loaded.config.metric}"
         + (f"; will be skipped: {skipped}" if skipped else "")
-        + (f"\n  {predicted}" if predicted else "")
     )
 
 

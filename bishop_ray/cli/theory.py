@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,9 +55,7 @@ def theory_parser() -> argparse.ArgumentParser:
         help="length of the noise in queries; patterns have length 1 (1)",
     )  # fmt: skip
     parser.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="of the draws (0)")
-    parser.add_argument(
-        "--output", default="", metavar="DIR", help="also write theory.html and each table as CSV there"
-    )
+    parser.add_argument("--output", default="", metavar="DIR", help="also write each table as CSV there")
     return parser
 
 
@@ -78,25 +75,10 @@ def run_theory(args: argparse.Namespace) -> int:
         try:
             for name, rows in tables.items():
                 write_whole(folder / f"{name}.csv", rows_csv(rows))
-            if has_plotly := importlib.util.find_spec("plotly") is not None:
-                write_whole(folder / "theory.html", _page(args, tables))
         except OSError as error:
             raise UserError(f"--output: cannot write to {args.output!r}: {error.strerror or error}") from None
         print(f"tables: {folder}")
-        print(f"page: {folder / 'theory.html'}" if has_plotly else "no page: pip install 'bishop-ray[report]'")
     return 0
-
-
-def _page(args: argparse.Namespace, tables: dict[str, list[RetrievalRow]]) -> str:
-    from bishop_ray.report.theory_section import theory_page
-
-    sizes = ", ".join(str(patterns) for patterns in dict.fromkeys(args.patterns))
-    facts = [
-        f"{args.draws} draws of {sizes} random unit patterns of width {args.dim}; seed {args.seed}",
-        f"queries: a stored pattern with Gaussian noise of length {args.noise:g}; the noise curves say theirs",
-        "rates of violation on random draws: no proof, and no claim about learned patterns",
-    ]
-    return theory_page(TITLES, tables, facts)
 
 
 def theory_tables(args: argparse.Namespace) -> dict[str, list[RetrievalRow]]:

@@ -6,8 +6,6 @@ Nothing heavy is imported before it is needed: ``--help`` answers at once.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -182,11 +180,10 @@ def _conclude(results: Sequence[FixedResult], failures: Sequence[Failure], outpu
     for failure in failures:
         print(f"failed: {failure.dataset} ({failure.model}): {failure.reason}")
     if output:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(_row(result, score) for result in results for score in result.seeds)
-        write_whole(Path(output), text.getvalue())
+        from bishop_ray.search.leaderboard import rows_csv
+
+        rows = [dict(zip(COLUMNS, _row(result, score), strict=True)) for result in results for score in result.seeds]
+        write_whole(Path(output), rows_csv(rows, COLUMNS))
         print(f"scores: {output}")
 
 

@@ -130,7 +130,7 @@ def _dry_run(
             continue
         usable.append(config.model)
         try:
-            lines.append(describe(config, len(configs)))
+            lines.append(describe(config))
         except UserError as error:
             if len(configs) == 1:
                 raise

@@ -16,7 +16,6 @@ import re
 import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from filelock import FileLock, Timeout
 from bishop_ray.data.refs import path_part
 from bishop_ray.data.table import RawDataset, TaskType
 from bishop_ray.errors import SourceUnavailable, UserError
+from bishop_ray.paths import replacing_file
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class ServerCache:
         """Stores the table of a task, then its description: a reader in between sees a damaged table and waits."""
         frame = raw.frame.assign(**{str(raw.target.name): raw.target})
         path = self.table_path(task_id)
-        with self._replacing(path) as part:
+        with replacing_file(path) as part:
             pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), part, compression="zstd")
             digest = hashlib.sha256(part.read_bytes()).hexdigest()
         meta = {
@@ -98,7 +98,7 @@ class ServerCache:
             "rows": len(raw),
             "sha256": digest,
         }
-        with self._replacing(path.with_suffix(".json")) as part:
+        with replacing_file(path.with_suffix(".json")) as part:
             part.write_text(json.dumps(meta, indent=1), "utf-8")
 
     def read_suite(self, suite: int) -> dict[str, str] | None:
@@ -115,7 +115,7 @@ class ServerCache:
 
     def write_suite(self, suite: int, tasks: dict[str, str]) -> None:
         """Stores a suite's tasks, in one step."""
-        with self._replacing(self.folder / f"suite-{suite}.json") as part:
+        with replacing_file(self.folder / f"suite-{suite}.json") as part:
             part.write_text(json.dumps({"format": FORMAT, "suite": suite, "tasks": tasks}, indent=1), "utf-8")
 
     def get(self, read: Callable[[], T | None], fetch: Callable[[], T]) -> T:
@@ -196,15 +196,6 @@ class ServerCache:
                 f"the OpenML cache folder {self.folder} cannot be written ({error.strerror}); "
                 f"set OPENML_CACHE_DIR to another one"
             ) from None
-
-    @contextlib.contextmanager
-    def _replacing(self, path: Path) -> Iterator[Path]:
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            yield part
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def _one_line(error: Any) -> str:

@@ -55,14 +55,28 @@ def auc(y: Classes, probabilities: Floats) -> float:
     Raises:
         BadTable: Fewer than two classes among the rows, so that no curve exists.
     """
-    from sklearn.metrics import roc_auc_score
-
     present = np.unique(y)
     if len(present) < 2:
         raise BadTable(f"auc needs rows of at least two classes; found {len(y)} rows of {len(present)} class(es)")
     if probabilities.shape[1] == 2:
-        return float(roc_auc_score(y == 1, probabilities[:, 1]))
-    return float(np.mean([roc_auc_score(y == k, probabilities[:, k]) for k in present]))
+        return roc_area(probabilities[:, 1], y == 1)
+    return float(np.mean([roc_area(probabilities[:, k], y == k) for k in present]))
+
+
+def roc_area(values: NDArray[Any], positive: NDArray[np.bool_]) -> float:
+    """Area under the ROC curve: the share of pairs ranked rightly, ties counting half (Mann and Whitney).
+
+    Sorting is all the cost, and sorting numbers is several times as fast as sorting positions, which ranks would need.
+
+    Args:
+        values: (R,) of any order: probabilities, sums of them, ranks.
+        positive: (R,); some rows are, and some are not.
+    """
+    ones, zeros = np.sort(values[positive]), np.sort(values[~positive])
+    below = np.searchsorted(zeros, ones)
+    tied = zeros[np.minimum(below, len(zeros) - 1)] == ones
+    equal = np.searchsorted(zeros, ones[tied], "right") - below[tied]
+    return float(below.sum() + equal.sum() / 2) / (len(ones) * len(zeros))
 
 
 def accuracy(y: Classes, labels: Classes) -> float:

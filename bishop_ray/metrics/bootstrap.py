@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable
-from bishop_ray.metrics import evaluate
+from bishop_ray.metrics import evaluate, roc_area
 
 RESAMPLES = 1000
 FEWEST = 200
@@ -126,22 +126,15 @@ def _statistic(metric: str, task: TaskType, side: Scored) -> Callable[[NDArray[n
 
 
 def _auc(side: Scored) -> Callable[[NDArray[np.int64]], float]:
-    """`metrics.auc` of drawn rows; the sorting, which takes the time, is done once."""
+    """`metrics.auc` of drawn rows; as 32-bit ranks, found once, values are sorted faster."""
     classes = [1] if side.output.shape[1] == 2 else list(range(side.output.shape[1]))
-    ranks = {k: np.unique(side.output[:, k], return_inverse=True)[1].reshape(-1) for k in classes}
+    ranks = {k: np.unique(side.output[:, k], return_inverse=True)[1].reshape(-1).astype(np.int32) for k in classes}
 
     def score(rows: NDArray[np.int64]) -> float:
         y = side.y[rows]
         if len(present := np.unique(y)) < 2:
             raise BadTable("auc needs rows of at least two classes")
-        return float(np.mean([_area(ranks[k][rows], y == k) for k in classes if len(classes) == 1 or k in present]))
+        areas = [roc_area(ranks[k][rows], y == k) for k in classes if len(classes) == 1 or k in present]
+        return float(np.mean(areas))
 
     return score
-
-
-def _area(ranks: NDArray[np.int64], positive: NDArray[np.bool_]) -> float:
-    """Area under the ROC curve: the share of pairs ranked rightly, ties counting half (Mann and Whitney)."""
-    ones = np.bincount(ranks[positive], minlength=int(ranks.max()) + 1)
-    zeros = np.bincount(ranks[~positive], minlength=len(ones))
-    below = np.cumsum(zeros) - zeros
-    return float((ones * (below + zeros / 2)).sum() / (ones.sum() * zeros.sum()))

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from bishop_ray.errors import UserError
+from bishop_ray.paths import changed_environment
 
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pth")
 _KINDS = ("classifier", "regressor")
@@ -107,16 +108,8 @@ def digest(path: Path) -> str:
 @contextmanager
 def offline() -> Iterator[None]:
     """Tells the libraries used within not to call anybody."""
-    before = {name: os.environ.get(name) for name in _OFFLINE}
-    os.environ.update(_OFFLINE)
-    try:
+    with changed_environment(_OFFLINE):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from bishop_ray.predictor.ensemble_predictor import EnsembleMember, EnsemblePredictor
-from bishop_ray.predictor.explanation import Explanation, Faithfulness
+from bishop_ray.predictor.explanation import Explanation
 from bishop_ray.predictor.predictor import ENSEMBLE, Answers, Predictor, answers, label_text, label_texts
 from bishop_ray.predictor.storage import FORMAT, MANIFEST, MODEL, WEIGHTS, fingerprint
 
@@ -21,7 +21,6 @@ __all__ = [
     "EnsembleMember",
     "EnsemblePredictor",
     "Explanation",
-    "Faithfulness",
     "Predictor",
     "answers",
     "fingerprint",

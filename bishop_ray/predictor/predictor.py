@@ -1,14 +1,12 @@
 """Predictor: one preprocessor with one fitted model, reading the user's own table.
 
-A column is encoded row by row and alone, so exchanging rows of what it became is the same as encoding exchanged rows.
-
 On disk a folder without pickle: ``predictor.json``, and ``weights.safetensors`` of a network or a folder ``model`` of
 an estimator. It loads on a machine without a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,9 +83,6 @@ def answers(predictor: Predictor, frame: pd.DataFrame) -> Answers:
     return Answers(labels, np.asarray(output, np.float64), label_texts(predictor))
 
 
-Orders = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class Encoded:
     """R rows by one preprocessor.
@@ -104,27 +99,14 @@ class Encoded:
     num: dict[str, list[int]]
     cat: dict[str, list[int]]
 
-    def moves(self, columns: Iterable[str], order: NDArray[np.int64]) -> bool:
-        """Whether any input is another one after those columns' values were taken from the rows of `order` (R,)."""
-        for column in columns:
-            num, cat = self.x_num[:, self.num.get(column, [])], self.x_cat[:, self.cat.get(column, [])]
-            if not np.array_equal(num, num[order], equal_nan=True) or not np.array_equal(cat, cat[order]):
-                return True
-        return False
-
-    def shuffled(self, columns: Iterable[str], orders: Orders) -> Encoded:
-        """S * R rows: for each order (S, R) all rows once, those columns' values taken from the rows it names.
-
-        The columns of one order move together; columns that this preprocessor does not use change nothing.
-        """
-        copies = len(orders)
-        x_num, x_cat = np.tile(self.x_num, (copies, 1)), np.tile(self.x_cat, (copies, 1))
-        rows = orders.reshape(-1)
-        for column in columns:
+    def taken(self, rows: Mapping[str, NDArray[np.int64]]) -> Encoded:
+        """The rows with each named column's values taken from the rows (R,) given for it; others stay."""
+        x_num, x_cat = self.x_num.copy(), self.x_cat.copy()
+        for column, source in rows.items():
             for place in self.num.get(column, ()):
-                x_num[:, place] = self.x_num[rows, place]
+                x_num[:, place] = self.x_num[source, place]
             for place in self.cat.get(column, ()):
-                x_cat[:, place] = self.x_cat[rows, place]
+                x_cat[:, place] = self.x_cat[source, place]
         return Encoded(x_num, x_cat, self.num, self.cat)
 
 

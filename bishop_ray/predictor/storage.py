@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 import bishop_ray
 from bishop_ray.errors import UserError
 from bishop_ray.models.base import Estimator, Network
+from bishop_ray.paths import flush
 
 WEIGHTS = "weights.safetensors"
 MODEL = "model"
@@ -152,12 +153,6 @@ def words(error: BaseException) -> str:
     """An error's kind and its message, on one line."""
     message = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def flush(path: Path) -> None:
-    """Waits until a written file is on the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def files(folder: Path) -> list[Path]:

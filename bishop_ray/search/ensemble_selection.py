@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable, UserError
-from bishop_ray.metrics import Metric, check_metric, evaluate, in_units, mae, r2, rmse
+from bishop_ray.metrics import Metric, check_metric, evaluate, in_units, mae, r2, rmse, roc_area
 from bishop_ray.predictor.ensemble_predictor import combine
 
 Floats = NDArray[np.float64]
@@ -136,36 +136,12 @@ def _auc(y: Classes, binary: bool) -> RunningScore:
     if len(present) < 2:
         raise BadTable(f"auc needs rows of at least two classes; found {len(y)} rows of {len(present)} class(es)")
     used = np.array([1]) if binary else present
-    positive = [(y == k).astype(np.int64) for k in used]
+    positive = [y == k for k in used]
 
     def score(total: Floats, _: int) -> float:
-        return float(np.mean([_area(values, flags) for values, flags in zip(total, positive, strict=True)]))
+        return float(np.mean([roc_area(values, flags) for values, flags in zip(total, positive, strict=True)]))
 
     return RunningScore(lambda prediction: np.ascontiguousarray(prediction.T[used], dtype=np.float64), score)
-
-
-def _area(values: Floats, positive: Classes) -> float:
-    """Area under the ROC curve of non-negative values (R,): the share of pairs in the right order, ties a half.
-
-    Sorting is all the cost, and sorting numbers is several times faster than sorting positions: the lowest bit of each
-    value is given up for its class. Sums of a few dozen float32 probabilities leave that bit of a float64 unused.
-    """
-    keys = (values + 0.0).view(np.int64)  # non-negative doubles are ordered as their bits are; + 0.0 turns -0.0
-    keys = (keys & ~1) | positive
-    keys.sort()
-    flags = keys & 1
-    places = np.flatnonzero(flags)
-    negatives = len(flags) - len(places)
-    # Negatives before each positive; equal values have their negatives first, so all of these count as before.
-    pairs = float(places.sum() - len(places) * (len(places) - 1) // 2)
-    new = (keys[1:] >> 1) != (keys[:-1] >> 1)
-    if not new.all():
-        starts = np.concatenate([[0], np.flatnonzero(new) + 1])
-        ones = np.diff(np.searchsorted(places, starts), append=0)
-        ones[-1] += len(places)
-        sizes = np.diff(starts, append=len(flags))
-        pairs -= float((ones * (sizes - ones)).sum()) / 2
-    return pairs / (len(places) * negatives)
 
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-def rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """CSV of all rows; columns in order of appearance, what a row lacks is empty."""
+def rows_csv(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
+    """CSV of all rows with full precision; what a row lacks is empty. Columns are `names`, else as they appear."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    header = names or list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, header, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -29,16 +30,24 @@ def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """A header and a line per row; numbers right-aligned, with the digits that their column needs, four at most."""
     if not rows:
         return "none"
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    texts = [[name, *_texts(values)] for name, values in columns.items()]
-    widths = [max(map(len, column)) for column in texts]
-    right = [isinstance(next((v for v in c if v not in ("", None)), ""), int | float) for c in columns.values()]
+    values = {name: [row[name] for row in rows] for name in rows[0]}
+    texts = [[name, *_texts(column)] for name, column in values.items()]
+    right = [isinstance(next((v for v in c if v not in ("", None)), ""), int | float) for c in values.values()]
+    return columns(list(zip(*texts, strict=True)), right)
+
+
+def columns(rows: Sequence[tuple[str, ...]], right: Sequence[bool] = ()) -> str:
+    """Rows as aligned text; columns of which `right` says so end at the same place, the others begin there."""
+    if not rows:
+        return "none found"
+    flags = right or [False] * len(rows[0])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
-            text.rjust(width) if flag else text.ljust(width)
-            for text, width, flag in zip(line, widths, right, strict=True)
+            cell.rjust(width) if flag else cell.ljust(width)
+            for cell, width, flag in zip(row, widths, flags, strict=True)
         ).rstrip()
-        for line in zip(*texts, strict=True)
+        for row in rows
     )
 
 
@@ -102,11 +111,7 @@ def leaderboard(results: Sequence[StudyResult], skipped: Sequence[Skipped] = ())
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:
     """CSV with full precision."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return rows_csv(rows, COLUMNS)
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -194,11 +199,3 @@ def standing(champion: bool, verdict: str) -> str:
     if verdict.startswith("no: "):
         return f"an earlier version stays champion: {verdict.removeprefix('no: ')}"
     return "another version is champion by now"
-
-
-def columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows as aligned text."""
-    if not rows:
-        return "none found"
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

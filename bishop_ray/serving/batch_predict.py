@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 
 from bishop_ray.data.files import Chunk, read_chunks
 from bishop_ray.errors import UserError
+from bishop_ray.paths import replacing_file
 from bishop_ray.predictor import Predictor, answers, label_text, label_texts
 
 PREDICTION = "prediction"
@@ -107,13 +106,8 @@ class _Csv:
 @contextlib.contextmanager
 def _replacing(output: Path) -> Iterator[Path]:
     """A file to write beside `output`, which takes its place if nothing fails."""
-    part = output.with_name(f".{output.name[:100]}.{uuid.uuid4().hex[:8]}.part")
     try:
-        yield part
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(output)
+        with replacing_file(output, flushed=True) as part:
+            yield part
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from bishop_ray._compat.ray import on_loopback, reread_access
 from bishop_ray.errors import SourceUnavailable, UserError
-from bishop_ray.paths import home
+from bishop_ray.paths import home, replacing_file
 from bishop_ray.registry import find_version, load_best
 from bishop_ray.search.cluster import Cluster, connect
 from bishop_ray.serving import deployment
@@ -72,11 +72,9 @@ def enter(access: dict[str, str]) -> None:
 
 def write_note(note: Path, values: dict[str, Any]) -> None:
     """Writes a note that this user alone can read."""
-    part = note.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with replacing_file(note) as part, os.fdopen(os.open(part, flags, 0o600), "w", encoding="utf-8") as file:
         json.dump(values, file)
-    part.replace(note)
 
 
 def read_note(note: Path) -> dict[str, Any]:

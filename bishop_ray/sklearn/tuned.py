@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from bishop_ray.cli.plan import check_metric_fits, check_search, chosen_models, 
 from bishop_ray.config import NO_LIMIT, StudyConfig, StudyResult
 from bishop_ray.data.columns import canonical_text
 from bishop_ray.data.refs import NO_ROLES, DatasetRef, Roles, file_ref
+from bishop_ray.paths import replacing_file
 from bishop_ray.registry import load_best
 from bishop_ray.search.callback import Progress
 from bishop_ray.search.cluster import connect, shared_slots
@@ -168,10 +168,9 @@ def _write_table(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"table-{digest.hexdigest()[:12]}.parquet"
     if not path.is_file():
-        part = path.with_suffix(f".{os.getpid()}.part")
-        if not _stored(both, part):
-            _as_texts(both).to_parquet(part)
-        part.replace(path)
+        with replacing_file(path) as part:
+            if not _stored(both, part):
+                _as_texts(both).to_parquet(part)
     return replace(file_ref(path, target, task), roles=roles)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from bishop_ray.errors import SourceUnavailable, UserError
-from bishop_ray.paths import home
+from bishop_ray.paths import changed_environment, home
 from bishop_ray.redact import public_address
 from bishop_ray.tracking.naming import MAX_KEY, safe_file_name
 
@@ -110,16 +110,8 @@ def patient() -> Iterator[None]:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     }
-    before = {key: os.environ.get(key) for key in wanted}
-    os.environ.update(wanted)
-    try:
+    with changed_environment(wanted):
         yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bishop_ray.errors import UserError
+from bishop_ray.paths import flush
 from bishop_ray.predictor.storage import DAMAGE, words
 from bishop_ray.training.optimizer import Stepper
 from bishop_ray.training.system import is_full
@@ -104,7 +105,7 @@ def save_state(
         # Cloned: safetensors refuses tensors that share memory, as tied weights do.
         copies = {key: t.detach().cpu().clone() for key, t in tensors.items()}
         save_file(copies, new, {"state": json.dumps(header, default=float)})
-        _flush(new)
+        flush(new)
         os.replace(new, folder / FILE)
     finally:
         new.unlink(missing_ok=True)
@@ -112,7 +113,7 @@ def save_state(
         with suppress(FileNotFoundError):
             if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
                 left.unlink()
-    _flush(folder)
+    flush(folder)
 
 
 def load_state(
@@ -202,12 +203,3 @@ def _check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str,
                 f"checkpoint {path} belongs to another training: "
                 f"{key} is {found.get(key)!r}, expected {wanted.get(key)!r}"
             )
-
-
-def _flush(path: Path) -> None:
-    """What was written to a file, or the entries of a folder, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
