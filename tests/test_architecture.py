@@ -199,3 +199,23 @@ def test_lists_import_nothing_heavy(flag: str) -> None:
     assert result.returncode == 0, result.stderr
     assert "bishop" in result.stdout or flag in ("--list-datasets", "--list-metrics")
     assert result.stdout.strip()
+
+
+def test_no_two_files_and_no_two_classes_share_a_name() -> None:
+    """A name says where a thing is: files (beside ``__init__.py``) and public classes have one of their own."""
+    files = [path for path in (ROOT / "bishop_ray").rglob("*.py") if path.name != "__init__.py"]
+    classes = [
+        node.name
+        for path in (ROOT / "bishop_ray").rglob("*.py")
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    for names in ([path.name for path in files], classes):
+        assert not {name for name in names if names.count(name) > 1}
+
+
+def test_files_have_at_most_400_lines_and_the_root_few_modules() -> None:
+    """One concept per file; the package's root holds what everything else stands on."""
+    lines = {path: path.read_text("utf-8").count("\n") for path in (ROOT / "bishop_ray").rglob("*.py")}
+    assert not {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 400}
+    assert len(list((ROOT / "bishop_ray").glob("*.py"))) <= 7

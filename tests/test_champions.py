@@ -21,7 +21,7 @@ from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.metrics.bootstrap import Scored
 from bishop_ray.registry import Evidence, Validation, register_best
 from bishop_ray.registry.aliases import move_alias, moves, versions_before
-from bishop_ray.registry.load import list_versions
+from bishop_ray.registry.loading import list_versions
 from bishop_ray.tracking import StudyTracker
 
 pytest_plugins = ("tracking_fixtures",)

@@ -36,7 +36,7 @@ from bishop_ray.models.base import Estimator
 from bishop_ray.predictor import MANIFEST, WEIGHTS, Predictor
 from bishop_ray.predictor.storage import hash_folder
 from bishop_ray.redact import public_address, redacted, scrubbed
-from bishop_ray.registry.load import VARIABLE, check_links, check_source
+from bishop_ray.registry.loading import VARIABLE, check_links, check_source
 from bishop_ray.tracking.client import check_names
 from bishop_ray.tracking.naming import safe_file_name, safe_key
 from bishop_ray.training import checkpoint

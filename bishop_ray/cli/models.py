@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bishop_ray.search.rebuild import Rebuilt
 
     Actions = argparse._SubParsersAction[cli.Parser]
-    from bishop_ray.registry.load import VersionRow
+    from bishop_ray.registry.loading import VersionRow
     from bishop_ray.registry.promote import Moved
     from bishop_ray.search.replay import Replayed
 
@@ -249,7 +249,7 @@ def run_registry(args: argparse.Namespace) -> int:
     _check_there(uri)
     check_tracking(uri)
     if args.action == "list":
-        from bishop_ray.registry.load import list_versions
+        from bishop_ray.registry.loading import list_versions
 
         rows = list_versions(args.name, uri)
         print(json.dumps([asdict(row) for row in rows], indent=1) if args.json else _table(rows))

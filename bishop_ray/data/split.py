@@ -214,7 +214,6 @@ def _check_classes(raw: RawDataset, classes: int, rows: int) -> None:
 
 
 Counts = NDArray[np.float64]
-Places = NDArray[np.int64]
 _TRAIN, _PARTS = 0, 3
 _DIGITS = 9
 """Costs that agree so far are equal: sums may round differently from machine to machine."""
@@ -226,7 +225,7 @@ class NoSplit(Exception):
     """The groups cannot be divided; the message says why."""
 
 
-def assign_groups(counts: NDArray[np.int64], fractions: Sequence[float]) -> Places:
+def assign_groups(counts: NDArray[np.int64], fractions: Sequence[float]) -> Rows:
     """The part (G,) of each group: 0 train, 1 validation, 2 test.
 
     Greedy: in the order given, each group goes where it brings sizes and classes nearest to their shares; then groups
@@ -277,7 +276,7 @@ class _State:
         return added.round(_DIGITS)
 
     def put(self, group: int, part: int) -> None:
-        """Places `group`, or moves it."""
+        """Rows `group`, or moves it."""
         if (before := int(self.places[group])) >= 0:
             self._count(group, before, -1)
         self._count(group, part, 1)

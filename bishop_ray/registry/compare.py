@@ -17,7 +17,7 @@ from bishop_ray.errors import BadTable, UserError
 from bishop_ray.metrics.bootstrap import Difference, Scored, paired_bootstrap
 from bishop_ray.predictor import Predictor, label_texts
 from bishop_ray.registry.gate_cases import FOLDER, Validation
-from bishop_ray.registry.load import fetch
+from bishop_ray.registry.loading import fetch
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
 from bishop_ray.registry.gate_cases import FOLDER
-from bishop_ray.registry.load import fetch
+from bishop_ray.registry.loading import fetch
 
 SECONDS = 300.0
 """Longest check of one model, the start of the process included, unless its training side took long as well."""

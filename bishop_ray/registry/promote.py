@@ -15,7 +15,7 @@ from bishop_ray.metrics.bootstrap import Difference, paired_bootstrap
 from bishop_ray.registry.aliases import CHALLENGER, CHAMPION, all_versions, holder, move_alias, versions_before
 from bishop_ray.registry.compare import compare_stored, task_of
 from bishop_ray.registry.gate import check_version, get_ready
-from bishop_ray.registry.load import load_best, resolve
+from bishop_ray.registry.loading import load_best, resolve
 from bishop_ray.tracking.client import as_user_error, from_mlflow, one_at_a_time, open_client, patient, tracking_uri
 
 if TYPE_CHECKING:
