@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from typing import TYPE_CHECKING
 
 from bishop_ray import cli
@@ -27,9 +26,9 @@ def tune(args: argparse.Namespace) -> int:
     Raises:
         UserError: Bad input; nothing was written.
     """
-    deadline = time.time() + args.time_budget if args.time_budget else 0.0
-    quiet()
     options = read(SearchOptions, args)
+    deadline = options.deadline()
+    quiet()
     check_options(options, writes=not args.dry_run)
     check_output(args.output)
     refs, failures = datasets(read(DataOptions, args))

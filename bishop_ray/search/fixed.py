@@ -163,10 +163,7 @@ def run_fixed(config: FixedConfig, loaded: Loaded | None = None) -> FixedResult:
 def _run(config: FixedConfig, space: SearchSpace, prepared: Prepared, opened: OpenStudy) -> FixedResult:
     started = time.time()
     tracker = open_tracker(config, space, prepared, opened, {"search_space": "none: fixed settings"})
-    settings = TrialSettings(
-        config.model, config.metric, config.max_epochs, config.seed, config.resources, config.trainer,
-        str(opened.folder), ray.put(prepared.data), config.precision,
-    )  # fmt: skip
+    settings = TrialSettings.of(config, str(opened.folder), ray.put(prepared.data))
     with recorded(opened, tracker, started):
         numbers = _begin(config, settings, opened, tracker)
         placement = Placement(settings, prepared.data, cluster_nodes())

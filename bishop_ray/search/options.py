@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -184,3 +185,7 @@ class SearchOptions(Options):
     study_db: str = _option("", RECORDS, "keep the record of trials in this database, not in --storage", "URL")
     tracking_uri: str = _option("", RECORDS, "MLflow address (MLFLOW_TRACKING_URI)", "URI")
     fresh: bool = _option(False, RECORDS, "start the studies over")
+
+    def deadline(self) -> float:
+        """When a search that begins now must have ended: Unix time, 0 for none."""
+        return time.time() + self.time_budget if self.time_budget else 0.0

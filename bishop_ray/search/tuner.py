@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -156,7 +155,7 @@ def tune(
     given: dict[str, Any] = options | {"models": models, "time_budget": time_budget, "trials": trials, "metric": metric}
     given |= {"storage": str(storage or ""), "tracking_uri": tracking_uri or ""}
     search_options = SearchOptions(**given)
-    deadline = deadline_of(search_options)
+    deadline = search_options.deadline()
     check_options(search_options)
     if isinstance(data, pd.DataFrame):
         data = write_table(storage_folder(search_options.storage) / "tables", data)
@@ -213,11 +212,6 @@ class Search:
     def run(self, listener: Listener) -> tuple[list[StudyResult], list[Failure], list[Skipped]]:
         """Results, failures and skipped models, as `run_studies`."""
         return run_studies(self.groups, self.slots, listener, self.deadline, self.loaded)
-
-
-def deadline_of(options: SearchOptions) -> float:
-    """When a search that begins now must have ended: Unix time, 0 for none."""
-    return clock.time() + options.time_budget if options.time_budget else 0.0
 
 
 def open_search(
