@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bishop_ray.predictor import Predictor
+    from bishop_ray.search.tuner import SearchResult, tune
 
+__all__ = ["SearchResult", "load", "tune"]
 
 __version__ = "0.1.0"
 
@@ -25,3 +27,12 @@ def load(name: str, alias: str = "champion", tracking_uri: str = "") -> Predicto
     from bishop_ray.registry import load_best
 
     return load_best(name, alias, tracking_uri)
+
+
+def __getattr__(name: str) -> Any:
+    """`tune` and `SearchResult`, imported when they are asked for: Ray and torch take seconds."""
+    if name not in ("SearchResult", "tune"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from bishop_ray.search import tuner
+
+    return getattr(tuner, name)

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """A mistake in what the user gave: one line that names it, what was expected and what was found."""
 
 

@@ -14,10 +14,13 @@ from fakes import make_table
 
 from bishop_ray import cli
 from bishop_ray.cli import ablate as ablate_cli
+from bishop_ray.cli.flags import read
 from bishop_ray.errors import UserError
 from bishop_ray.models import not_installed
 from bishop_ray.search import dataset
 from bishop_ray.search.cluster import Cluster
+from bishop_ray.search.options import DataOptions
+from bishop_ray.search.plan import datasets
 from bishop_ray.tracking import runs_frame, tracking_uri
 from bishop_ray.tracking.client import open_client
 
@@ -173,10 +176,8 @@ def test_test_rows_are_opened_once_per_run_after_training(
     monkeypatch.setattr(task, "open_test", lambda study: (asked.append("test"), opens(study))[1])
     monkeypatch.setattr(task, "train_here", lambda *a: (asked.append("train"), trains(*a))[1])
     args = ablate_cli.ablate_parser().parse_args(["rotation", *data, *TINY, "--runs", "1"])
-    args.eval_seeds = 1
-    from bishop_ray.cli import plan
-
-    (config,) = ablate_cli._configs(args, plan.datasets(args)[0], ["bishop"], None)
+    refs, _ = datasets(read(DataOptions, args))
+    (config,) = ablate_cli._configs(args, ablate_cli._options(args), refs, None)
     loaded = dataset.load(config.study)
     assert {len(loaded.train), len(loaded.validation)} == {84, 24}
     study = loaded.config

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from bishop_ray.data.table import Table, TableSpec, TaskType
 from bishop_ray.models.bishop.authors import reference_arguments, reference_state
+from bishop_ray.models.bishop.bishop_config import BlockOptions
 from bishop_ray.models.bishop.block import BiSHopModule, CellMLP, ColumnBlock, RowBlock
 from bishop_ray.models.bishop.encoder import PatchEmbedding, PatchMerge
 from bishop_ray.models.bishop.hopfield import Association, GSHLayer, GSHPooling, energy, retrieve
 from bishop_ray.models.bishop.model import BiSHop
-from bishop_ray.models.bishop.options import BlockOptions
 from tests.reference_bishop import Config, Reference
 
 SHARED = Path(os.environ.get("BISHOP_SHARED") or Path(__file__).resolve().parents[2] / "shared")

@@ -12,7 +12,7 @@ import pytest
 from conftest import openml_server
 
 from bishop_ray import cli
-from bishop_ray.cli.plan import check_metric_fits, datasets
+from bishop_ray.cli.flags import read
 from bishop_ray.data.load import load_dataset, paper_dataset
 from bishop_ray.data.paper_datasets import PAPER_SETS
 from bishop_ray.data.paper_files import _fold, _known, clean_paper
@@ -22,6 +22,8 @@ from bishop_ray.data.table import TaskType
 from bishop_ray.errors import BadTable, UnknownName, UserError
 from bishop_ray.metrics import default_metric
 from bishop_ray.paper import printed
+from bishop_ray.search.options import DataOptions
+from bishop_ray.search.plan import check_metric_fits, datasets
 
 PAPER_COUNTS = {  # the paper's table "Details of Datasets": numerical, categorical, rows of its three parts
     "adult": (6, 8, 34190 + 9769 + 4884),
@@ -169,14 +171,14 @@ def test_names_and_folders_that_are_not_there(tmp_path: Path, monkeypatch: pytes
         load_dataset(paper_ref("adult", str(tmp_path)))
     args = cli.tune_parser().parse_args(["--dataset", "iris", "adult", "iris"])
     monkeypatch.setenv("BISHOP_DATA_DIR", str(tmp_path))
-    found, failures = datasets(args)
+    found, failures = datasets(read(DataOptions, args))
     assert [ref.key for ref in found] == ["iris", "paper-adult"]
     assert found[1].locator == str(tmp_path / "adult.csv")
     assert not failures
     with pytest.raises(UserError, match="metric 'r2' does not fit a binary task"):
         check_metric_fits("r2", found)
     with pytest.raises(UserError, match="--data-dir goes with --dataset; found --suite"):
-        datasets(cli.tune_parser().parse_args(["--suite", "CR", "--data-dir", "x"]))
+        datasets(DataOptions(suite="CR", data_dir="x"))
 
 
 def telco(frame: pd.DataFrame) -> pd.DataFrame:

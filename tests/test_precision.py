@@ -11,13 +11,15 @@ from fakes import make_table
 from training_fakes import CONFIG, Mlp, fit, same_weights, spec_of, table
 
 from bishop_ray import cli
-from bishop_ray.cli.plan import studies
+from bishop_ray.cli.flags import read
 from bishop_ray.config import Resources, TrainConfig
 from bishop_ray.data import Preprocessor
 from bishop_ray.data.refs import embedded_ref
 from bishop_ray.data.table import TaskType
 from bishop_ray.errors import UserError
 from bishop_ray.models import create_model
+from bishop_ray.search.options import SearchOptions
+from bishop_ray.search.plan import plan_studies
 from bishop_ray.training import loop
 from bishop_ray.training.device_table import Resident
 from bishop_ray.training.job import TrialSettings
@@ -127,11 +129,11 @@ def test_the_studys_precision_reaches_the_training():
         TrainConfig(precision="fp16")
 
 
-def test_the_flag_reaches_the_study(tmp_path):
-    flags = ["--dataset", "iris", "--precision", "bf16"]
-    for given, expected in ((flags, "bf16"), (flags[:2], "auto")):
+def test_the_flag_reaches_the_study():
+    flags = ["--dataset", "iris", "--models", "mlp", "--precision", "bf16"]
+    for given, expected in ((flags, "bf16"), (flags[:4], "auto")):
         args = cli.tune_parser().parse_args(given)
-        [study] = studies(args, [embedded_ref("iris")], ["mlp"], tmp_path, "", None)
+        [study] = plan_studies(read(SearchOptions, args), [embedded_ref("iris")], None)
         assert study.precision == expected
     with pytest.raises(UserError, match="--precision: invalid choice: 'half'"):
         cli.tune_parser().parse_args(["--precision", "half"])

@@ -17,6 +17,7 @@ from bishop_ray.cli import ablate, doctor, report, reproduce, serve, theory, tra
 from bishop_ray.cli import models as models_cli
 from bishop_ray.models import MODELS
 from bishop_ray.paper.ablations.settings import ABLATIONS, chosen
+from bishop_ray.search.plan import one_source
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 200
@@ -84,7 +85,7 @@ def test_readme_is_short() -> None:
 @pytest.mark.parametrize("line", lines_of("tune"))
 def test_tune_lines_parse(line: str) -> None:
     args = parsed("tune", line)
-    assert args.list_models or cli.one_source(args) in ("suite", "task", "table", "dataset")
+    assert args.list_models or one_source(args) in ("suite", "task", "table", "dataset")
     assert set(args.models) <= {*MODELS, "all"}
 
 
@@ -97,7 +98,7 @@ def test_models_lines_parse(line: str) -> None:
 @pytest.mark.parametrize("line", lines_of("ablate"))
 def test_ablate_lines_parse(line: str) -> None:
     args = parsed("ablate", line)
-    assert cli.one_source(args) in ("suite", "task", "table", "dataset")
+    assert one_source(args) in ("suite", "task", "table", "dataset")
     chosen(args.name, args.models, args.settings)
 
 
@@ -131,7 +132,7 @@ def test_predict_lines_parse(line: str) -> None:
 @pytest.mark.parametrize("line", lines_of("train"))
 def test_train_lines_parse(line: str) -> None:
     args = parsed("train", line)
-    assert cli.one_source(args) in ("table", "dataset")
+    assert one_source(args) in ("table", "dataset")
     assert args.model in MODELS
 
 

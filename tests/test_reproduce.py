@@ -15,12 +15,12 @@ from conftest import SHARED, openml_server
 
 from bishop_ray.cli import report as report_cli
 from bishop_ray.cli import reproduce
-from bishop_ray.cli.plan import obtained
 from bishop_ray.config import StudyResult
 from bishop_ray.data.refs import DatasetRef, embedded_ref
 from bishop_ray.errors import SourceUnavailable, UnknownName, UserError
 from bishop_ray.paper import comparison
 from bishop_ray.paper import printed as paper
+from bishop_ray.search.plan import obtained
 
 DATA = SHARED / "data"
 

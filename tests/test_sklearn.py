@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from bishop_ray.data.files import write_table
 from bishop_ray.data.load import load_dataset
+from bishop_ray.data.refs import Roles, file_ref
 from bishop_ray.search.cluster import Cluster
 from bishop_ray.sklearn import TunedClassifier, TunedRegressor
 from bishop_ray.sklearn.bishop import BiSHopClassifier, BiSHopRegressor
-from bishop_ray.sklearn.tuned import _write_table
+from bishop_ray.sklearn.tuned import _joined
 
 pytest_plugins = ["study_fixtures"]
 TINY: dict[str, Any] = {
@@ -242,10 +245,12 @@ def test_a_search_is_told_the_weights(tmp_path: Path) -> None:
     frame, label = table()
     frame = frame.rename(columns={"size": "target_"})
     weights = np.linspace(0.5, 2, len(frame))
-    raw = load_dataset(_write_table(tmp_path, frame, label.to_numpy(), "classification", weights))
+    joined, target, name = _joined(frame, label.to_numpy(), weights)
+    ref = replace(file_ref(write_table(tmp_path, joined), target, "classification"), roles=Roles(weights=name))
+    raw = load_dataset(ref)
     assert raw.weights == pytest.approx(weights)
     assert list(raw.frame.columns) == list(frame.columns)
-    assert load_dataset(_write_table(tmp_path, frame, label.to_numpy(), "classification", None)).weights is None
+    assert _joined(frame, label.to_numpy(), None)[2] == ""
 
 
 def test_one_class_of_non_zero_weight_is_too_few() -> None:

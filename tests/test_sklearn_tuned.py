@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from estimator_checks import failures, names_of
 from mlflow.tracking import MlflowClient
 
 from bishop_ray.data.columns import category_codes, to_numbers
+from bishop_ray.data.files import write_table
 from bishop_ray.data.load import load_dataset
+from bishop_ray.data.refs import Roles, file_ref
 from bishop_ray.search.cluster import Cluster
 from bishop_ray.sklearn import TunedClassifier, TunedRegressor
 from bishop_ray.sklearn.bishop import BiSHopClassifier
-from bishop_ray.sklearn.tuned import TunedEstimator, _write_table
+from bishop_ray.sklearn.tuned import TunedEstimator
 
 pytest_plugins = ["study_fixtures"]
 
@@ -159,7 +162,9 @@ def test_columns_that_parquet_cannot_hold_are_written_as_they_are_read(tmp_path:
         "mixed": pd.Series(mixed, dtype=object), "large": [2**70 + i for i in range(30)],
         "range": pd.cut(np.arange(30.0), 4), "plain": np.arange(30.0),
     })  # fmt: skip
-    raw = load_dataset(_write_table(tmp_path, frame, np.arange(30) % 2, "classification", np.arange(1.0, 31.0)))
+    table = frame.assign(target=np.arange(30) % 2, weight=np.arange(1.0, 31.0))
+    ref = file_ref(write_table(tmp_path, table), "target", "classification")
+    raw = load_dataset(replace(ref, roles=Roles(weights="weight")))
     assert raw.categorical == ("mixed", "range")
     for name in ("mixed", "range"):
         np.testing.assert_array_equal(category_codes(raw.frame[name])[0], category_codes(frame[name])[0])

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bishop_ray.cli.plan import check_warm_start
 from bishop_ray.config import StudyConfig
 from bishop_ray.data.refs import Roles, embedded_ref
 from bishop_ray.errors import UserError
 from bishop_ray.paper import printed
 from bishop_ray.search.cluster import Cluster
 from bishop_ray.search.dataset import load
+from bishop_ray.search.options import SearchOptions
+from bishop_ray.search.plan import check_options
 from bishop_ray.search.search import run_study
 from bishop_ray.search.space import load_space
 from bishop_ray.search.study import open_study, read_study, study_folder
@@ -75,10 +76,10 @@ def test_values_as_mlflow_keeps_them() -> None:
 
 
 def test_paper_points_are_bishops() -> None:
-    check_warm_start("paper", ["xgboost", "bishop"])
-    check_warm_start("mlflow", ["xgboost"])
+    assert check_options(SearchOptions(models=("xgboost", "bishop"), warm_start="paper"), writes=False)
+    assert check_options(SearchOptions(models=("xgboost",), warm_start="mlflow"), writes=False)
     with pytest.raises(UserError, match="configurations of bishop only; found --models xgboost"):
-        check_warm_start("paper", ["xgboost"])
+        check_options(SearchOptions(models=("xgboost",), warm_start="paper"), writes=False)
 
 
 def enqueued(config: StudyConfig) -> list[dict[str, object]]:

@@ -11,14 +11,16 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
-from bishop_ray.cli.flags import cluster_flags, data_flags, record_flags, search_flags
+from bishop_ray.cli.flags import add_group, data_flags, place_flags
 from bishop_ray.cli.flags import non_negative_int as non_negative_int
 from bishop_ray.cli.flags import positive_float as positive_float
 from bishop_ray.cli.flags import positive_int as positive_int
-from bishop_ray.errors import UnknownName, UserError
+from bishop_ray.errors import UserError
 from bishop_ray.redact import redacted, show_fault
+from bishop_ray.search.options import SEARCH
 from bishop_ray.signals import catch_signals
 
 if TYPE_CHECKING:
@@ -73,9 +75,8 @@ def tune_parser() -> argparse.ArgumentParser:
         "split, and registers it in MLflow. The same command again continues, or says that it is finished.",
     )
     data_flags(parser)
-    search_flags(parser)
-    cluster_flags(parser)
-    record_flags(parser)
+    add_group(parser, SEARCH)
+    place_flags(parser)
     lists = parser.add_argument_group("information (nothing is trained)")
     lists.add_argument(
         "--dry-run", action="store_true", help="print shapes, predicted cost, spaces, resources, trial counts"
@@ -85,53 +86,14 @@ def tune_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def fractions(text: str) -> tuple[float, float, float]:
-    """Three fractions that sum to one.
+def check_output(output: str, flag: str = "--output") -> None:
+    """Nothing, if the file of ``--output`` or another `flag` can be written.
 
     Raises:
-        UserError: Not three positive numbers with sum 1.
+        UserError: It names a folder, or lies in none.
     """
-    try:
-        parts = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        parts = ()
-    if len(parts) != 3 or min(parts) <= 0 or abs(sum(parts) - 1) > 1e-6:
-        raise UserError(f"--split: expected three positive fractions that sum to 1, e.g. 0.7,0.2,0.1; found {text!r}")
-    return parts[0], parts[1], parts[2]
-
-
-def one_source(args: argparse.Namespace) -> str:
-    """Which data flag was given.
-
-    Raises:
-        UserError: None, several, or one without its companions.
-    """
-    given = [name for name in ("suite", "task", "table", "dataset") if getattr(args, name) is not None]
-    if len(given) != 1:
-        found = " and ".join(f"--{name}" for name in given) or "none of them"
-        raise UserError(f"expected one of --suite, --task, --table, --dataset; found {found}")
-    for flag, needs in (("target", "table"), ("task_type", "table"), ("data_dir", "dataset")):
-        if getattr(args, flag) not in (None, "") and given[0] != needs:
-            raise UserError(f"--{flag.replace('_', '-')} goes with --{needs}; found --{given[0]}")
-    if args.paper_tasks and given[0] != "suite":
-        raise UserError(f"--paper-tasks goes with --suite; found --{given[0]}")
-    return given[0]
-
-
-def known(kind: str, names: list[str], registry: Any) -> list[str]:
-    """`names` (also comma-separated), each one in the registry, without repeats.
-
-    Raises:
-        UnknownName: One is not.
-        UserError: None is left.
-    """
-    split = [part for name in names for part in name.split(",") if part]
-    if not split:
-        raise UserError(f"--{kind}s: expected at least one of {', '.join(registry)}; found {' '.join(names)!r}")
-    for name in split:
-        if name not in registry:
-            raise UnknownName(kind, name, registry)
-    return list(dict.fromkeys(split))
+    if output and (Path(output).is_dir() or not Path(output).absolute().parent.is_dir()):
+        raise UserError(f"{flag}: expected a file in an existing folder; found {output!r}")
 
 
 def connect_cluster(address: str) -> Cluster:

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bishop_ray import cli
-from bishop_ray.cli import connect_cluster, plan, quiet
-from bishop_ray.cli.flags import data_flags, non_negative_float, non_negative_int, positive_float, positive_int
+from bishop_ray.cli import check_output, connect_cluster, quiet
+from bishop_ray.cli.flags import add_flag, data_flags, positive_int, read, training_flags
 from bishop_ray.errors import UserError
 from bishop_ray.models import MODELS
 from bishop_ray.paper.ablations.settings import ABLATIONS, chosen, find
 from bishop_ray.paths import check_storage, storage_folder, write_whole
 from bishop_ray.search.leaderboard import rows_csv, rows_text
+from bishop_ray.search.options import DataOptions, SearchOptions
+from bishop_ray.search.plan import check_metric_fits, chosen_models, datasets, plan_studies
 
 if TYPE_CHECKING:
+    from bishop_ray.data.refs import DatasetRef
     from bishop_ray.paper.ablations.records import AblationRun
     from bishop_ray.paper.ablations.run import AblationConfig, AblationResult
     from bishop_ray.search.cluster import Cluster
@@ -31,11 +35,6 @@ SHOWN = (
     "dataset", "setting", "model", "metric", "runs", "failed", "validation", "test", "test_std", "difference",
     "difference_std", "paper", "paper_difference", "seconds", "note",
 )  # fmt: skip
-NOT_ASKED = {
-    "trials": 1, "time_budget": None, "trial_time_limit": None, "sampler": "tpe", "scheduler": "none", "refit": False,
-    "workers_per_trial": 1, "trainer": "inprocess", "study_db": "",
-}  # fmt: skip
-"""Flags of a search that an ablation has no use for."""
 
 
 def ablate_parser() -> argparse.ArgumentParser:
@@ -53,7 +52,6 @@ def ablate_parser() -> argparse.ArgumentParser:
     data_flags(parser)
     _run_flags(parser)
     _place_flags(parser)
-    parser.set_defaults(**NOT_ASKED)
     return parser
 
 
@@ -62,28 +60,26 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--runs", type=positive_int, metavar="N", help="trainings per setting (the paper's number)")
     group.add_argument("--settings", nargs="+", default=[], metavar="NAME", help="only these, and the base")
     group.add_argument("--models", nargs="+", default=[], metavar="NAME", help="sparsity: bishop, xgboost, lightgbm")
-    group.add_argument(
-        "--space", metavar="NAME|FILE", help="its first point is the base configuration; default: as in tune.py"
-    )
+    add_flag(group, "space", help="its first point is the base configuration; default: as in tune.py")
     group.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
         help="changes the base configuration, e.g. d_model=64 train.lr=1e-3 xgboost.max_depth=4",
     )  # fmt: skip
-    group.add_argument("--max-epochs", type=positive_int, metavar="N", help="epochs per run (200; small space: 30)")
-    group.add_argument("--metric", metavar="NAME", help="auc for single tables, accuracy for suites, r2 for regression")
-    group.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="of split and runs (0)")
-    group.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="of networks in training")
+    add_flag(group, "max_epochs", help="epochs per run (200; small space: 30)")
+    add_flag(group, "metric", help="auc for single tables, accuracy for suites, r2 for regression")
+    add_flag(group, "seed", help="of split and runs (0)")
+    training_flags(group)
 
 
 def _place_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where runs are trained and kept")
-    group.add_argument("--ray-address", default="", metavar="A", help="cluster to join (RAY_ADDRESS); default: own Ray")
-    group.add_argument("--max-concurrent", type=positive_int, metavar="N", help="runs at a time (as many as fit)")
-    group.add_argument("--cpus-per-trial", type=positive_float, metavar="X", help="CPUs of each run (1)")
-    group.add_argument("--gpus-per-trial", type=non_negative_float, metavar="X", help="GPUs of each run")
-    group.add_argument("--storage", default="", metavar="DIR", help="records of runs (BISHOP_RAY_HOME)")
-    group.add_argument("--tracking-uri", default="", metavar="URI", help="MLflow address (MLFLOW_TRACKING_URI)")
-    group.add_argument("--fresh", action="store_true", help="start the ablation over")
+    add_flag(group, "ray_address")
+    add_flag(group, "max_concurrent", help="runs at a time (as many as fit)")
+    add_flag(group, "cpus_per_trial", help="CPUs of each run (1)")
+    add_flag(group, "gpus_per_trial", help="GPUs of each run")
+    add_flag(group, "storage", help="records of runs (BISHOP_RAY_HOME)")
+    add_flag(group, "tracking_uri")
+    add_flag(group, "fresh", help="start the ablation over")
     group.add_argument(
         "--output", default="", metavar="FILE.csv", help="the table; every run and the curves go beside it"
     )
@@ -96,49 +92,47 @@ def run_ablate(args: argparse.Namespace) -> int:
         UserError: Bad input; nothing was written.
     """
     quiet()
-    args.eval_seeds = args.runs or find(args.name).runs
-    models = _models(args)
-    plan.check_output(args.output)
-    check_storage(storage_folder(args.storage))
-    refs, failures = plan.datasets(args)
-    plan.check_metric_fits(args.metric, refs)
-    configs = _configs(args, refs, models, None)
+    options = _options(args)
+    check_output(args.output)
+    check_storage(storage_folder(options.storage))
+    refs, failures = datasets(read(DataOptions, args))
+    check_metric_fits(options.metric, refs)
+    configs = _configs(args, options, refs, None)
     from bishop_ray.search.dataset import load
     from bishop_ray.tracking import check_tracking
 
     if len(configs) == 1:  # a single bad table is answered before anything is started
         load(configs[0].study)
     check_tracking(configs[0].study.tracking_uri)
-    cluster = connect_cluster(args.ray_address)
-    return _run(args, _configs(args, refs, models, cluster), failures)
+    cluster = connect_cluster(options.ray_address)
+    return _run(args, _configs(args, options, refs, cluster), failures)
 
 
-def _models(args: argparse.Namespace) -> list[str]:
-    """The models that take part, checked with the names of settings."""
+def _options(args: argparse.Namespace) -> SearchOptions:
+    """A study per model that takes part; names of models and settings are checked."""
     ablation = find(args.name)
     known = dict.fromkeys(part for name in args.models for part in name.split(",") if part)
     chosen(args.name, list(known), args.settings)
-    models = plan.chosen_models(list(known or ablation.models))
+    models = chosen_models(list(known or ablation.models))
     if args.space is not None and len(models) > 1:
         raise UserError(f"--space goes with one model (every model has its own space); found {' '.join(models)}")
-    return models
+    runs = args.runs or ablation.runs
+    return read(SearchOptions, args, models=models, eval_seeds=runs, trials=1, scheduler="none", trainer="inprocess")
 
 
 def _configs(
-    args: argparse.Namespace, refs: Sequence[Any], models: list[str], cluster: Cluster | None
+    args: argparse.Namespace, options: SearchOptions, refs: Sequence[DatasetRef], cluster: Cluster | None
 ) -> list[AblationConfig]:
     """An ablation per dataset."""
     from bishop_ray.paper.ablations.run import AblationConfig
     from bishop_ray.paper.ablations.settings import base_params, given_values, settings_of
     from bishop_ray.tracking import tracking_uri
 
-    storage = storage_folder(args.storage)
-    given = given_values(args.set, models)
+    options = replace(options, tracking_uri=tracking_uri(options.tracking_uri))
+    given = given_values(args.set, list(options.models))
     found = []
     for ref in refs:
-        studies = {
-            s.model: s for s in plan.studies(args, [ref], models, storage, tracking_uri(args.tracking_uri), cluster)
-        }
+        studies = {study.model: study for study in plan_studies(options, [ref], cluster)}
         base = {m: base_params(args.name, m, s.space, given[m], s.max_epochs) for m, s in studies.items()}
         settings, bases = settings_of(args.name, base, args.settings)
         found.append(AblationConfig(args.name, settings, base, studies, bases))

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray import cli
-from bishop_ray.cli import plan, quiet
-from bishop_ray.cli.flags import non_negative_int, row_flags
-from bishop_ray.data.refs import EMBEDDED, NO_ROLES, DatasetRef, Roles, file_ref
+from bishop_ray.cli import check_output, quiet
+from bishop_ray.cli.flags import add_flag, add_group, read
+from bishop_ray.data.refs import EMBEDDED, NO_ROLES, DatasetRef, file_ref
 from bishop_ray.errors import BadTable, UserError
 from bishop_ray.paths import write_whole
+from bishop_ray.search import plan
+from bishop_ray.search.options import ROWS, DataOptions, SearchOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,15 +46,15 @@ def doctor_parser() -> argparse.ArgumentParser:
         "rows or a model that fails; 2: a search would refuse the table, with this line.",
     )
     parser.add_argument("table", nargs="?", metavar="TABLE", help="a .csv, .tsv or .parquet file")
-    parser.add_argument("--target", metavar="COLUMN", help="target column of TABLE")
-    parser.add_argument("--task-type", metavar="TYPE", help="regression or classification; inferred when not given")
-    parser.add_argument("--dataset", metavar="NAME", help="instead of TABLE: a name of tune.py --list-datasets")
-    parser.add_argument("--data-dir", default="", metavar="DIR", help="files of the paper's tables (BISHOP_DATA_DIR)")
-    parser.add_argument("--openml-server", default="", metavar="URL", help="OpenML address (or BISHOP_OPENML_SERVER)")
-    parser.add_argument("--models", nargs="+", default=["bishop"], metavar="NAME", help="to be tried, or all (bishop)")
+    add_flag(parser, "target", help="target column of TABLE")
+    add_flag(parser, "task_type")
+    add_flag(parser, "dataset", nargs=None, help="instead of TABLE: a name of tune.py --list-datasets")
+    add_flag(parser, "data_dir")
+    add_flag(parser, "openml_server")
+    add_flag(parser, "models", help="to be tried, or all (bishop)")
     parser.add_argument("--no-dry-run", action="store_true", help="only look at the table; train nothing")
-    parser.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="seed of the split (0)")
-    row_flags(parser)
+    add_flag(parser, "seed", help="seed of the split (0)")
+    add_group(parser, ROWS)
     parser.add_argument("--json", default="", metavar="FILE", help="write all of it as JSON; - for standard output")
     return parser
 
@@ -67,8 +69,8 @@ def run_doctor(args: argparse.Namespace) -> int:
     logging.getLogger("bishop_ray").setLevel(logging.ERROR)  # what is logged while reading is among the findings
     models = plan.chosen_models(args.models)
     if args.json != "-":
-        plan.check_output(args.json, "--json")
-    ref = replace(_ref(args), roles=Roles(args.weights, args.groups, args.time, args.balance))
+        check_output(args.json, "--json")
+    ref = replace(_ref(args), roles=plan.roles_of(read(DataOptions, args)))
     report, raw = _examined(args, ref)
     tried: list[DryRun] = []
     if raw is not None:
@@ -105,7 +107,8 @@ def _ref(args: argparse.Namespace) -> DatasetRef:
             raise UserError(f"{flag} goes with TABLE; found --dataset")
     from bishop_ray.data.paper_datasets import PAPER_SETS
 
-    return plan.named_ref(cli.known("dataset", [args.dataset], (*EMBEDDED, *PAPER_SETS))[0], args)
+    data = read(DataOptions, args)
+    return plan.named_ref(plan.known("dataset", data.dataset or (), (*EMBEDDED, *PAPER_SETS))[0], data)
 
 
 def _examined(args: argparse.Namespace, ref: DatasetRef) -> tuple[TableReport, RawDataset | None]:
@@ -145,11 +148,8 @@ def _named(ref: DatasetRef) -> tuple[pd.DataFrame, str, str, tuple[str, ...]]:
 
 
 def _config(args: argparse.Namespace, ref: DatasetRef, model: str) -> StudyConfig:
-    from bishop_ray.config import StudyConfig
-    from bishop_ray.data.split import protocol
-
-    space, epochs = plan.default_space(None, model, gpus=False)
-    return StudyConfig(ref, model, space, 1, epochs, metric="", split=protocol(ref), seed=args.seed)
+    options = SearchOptions(models=(model,), trials=1, seed=args.seed)
+    return plan.plan_studies(options, [ref], None)[0]
 
 
 def _checked(report: TableReport, config: StudyConfig, raw: RawDataset) -> TableReport:

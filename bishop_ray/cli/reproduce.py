@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bishop_ray import cli
-from bishop_ray.cli import connect_cluster, quiet
-from bishop_ray.cli.flags import cluster_flags, duration, non_negative_int, positive_int, record_flags
-from bishop_ray.cli.plan import check_output, chosen_models, named_ref, obtained, studies
+from bishop_ray.cli import check_output, connect_cluster, quiet
+from bishop_ray.cli.flags import add_flag, place_flags, positive_int, read, training_flags
 from bishop_ray.errors import UnknownName, UserError
 from bishop_ray.paper import comparison
 from bishop_ray.paths import check_storage, storage_folder, write_whole
+from bishop_ray.search.options import DataOptions, SearchOptions
+from bishop_ray.search.plan import chosen_models, named_ref, obtained, plan_studies
 
 if TYPE_CHECKING:
     from bishop_ray.config import StudyConfig, StudyResult
@@ -42,28 +43,20 @@ def reproduce_parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("what")
     group.add_argument("--paper-table", required=True, choices=("1", "2"), help="1: Datasets I (AUC); 2: Datasets II")
-    group.add_argument("--dataset", nargs="+", metavar="NAME", help="names, or OpenML tasks, of the table (all)")
-    group.add_argument("--data-dir", default="", metavar="DIR", help="files of the paper's tables (BISHOP_DATA_DIR)")
-    group.add_argument("--openml-server", default="", metavar="URL", help="OpenML address (or BISHOP_OPENML_SERVER)")
+    add_flag(group, "dataset", help="names, or OpenML tasks, of the table (all)")
+    add_flag(group, "data_dir")
+    add_flag(group, "openml_server")
     group = parser.add_argument_group("search")
-    group.add_argument("--models", nargs="+", default=["bishop"], metavar="NAME", help="models, or all (bishop)")
-    group.add_argument(
-        "--trials", type=positive_int, metavar="N", help=f"per dataset, model and split ({TRIALS}; budget: no limit)"
-    )
+    add_flag(group, "models", help="models, or all (bishop)")
+    add_flag(group, "trials", help=f"per dataset, model and split ({TRIALS}; budget: no limit)")
     group.add_argument("--defaults-only", action="store_true", help="no search: each model's default configuration")
-    group.add_argument("--time-budget", type=duration, metavar="T", help="for the whole command, e.g. 8h")
-    group.add_argument("--max-epochs", type=positive_int, metavar="N", help="epochs per trial (200; small space: 30)")
-    group.add_argument(
-        "--seeds", dest="eval_seeds", type=positive_int, default=3, metavar="N",
-        help="trainings of the best configuration (3)",
-    )  # fmt: skip
+    add_flag(group, "time_budget", help="for the whole command, e.g. 8h")
+    add_flag(group, "max_epochs")
+    add_flag(group, "eval_seeds", "--seeds", default=3, help="trainings of the best configuration (3)")
     group.add_argument("--splits", type=positive_int, default=1, metavar="N", help="the whole again on N splits (1)")
-    group.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="seed of the first split (0)")
-    group.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="of networks in training")
-    cluster_flags(parser)
-    record_flags(parser)
-    protocol = {"split": None, "max_rows": None, "space": None, "metric": None, "trial_time_limit": None}
-    parser.set_defaults(**protocol, sampler="tpe", scheduler="asha", refit=False)
+    add_flag(group, "seed", help="seed of the first split (0)")
+    training_flags(group)
+    place_flags(parser)
     return parser
 
 
@@ -87,12 +80,13 @@ def run_reproduce(args: argparse.Namespace) -> int:
     from bishop_ray.search.cluster import check_shared
     from bishop_ray.tracking import check_tracking, tracking_uri
 
-    uri = tracking_uri(args.tracking_uri)  # a wrong one is told before tables are fetched
+    # A wrong address is told before tables are fetched.
+    options = read(SearchOptions, args, tracking_uri=tracking_uri(args.tracking_uri), trials=_trials(args))
     refs, missing = obtained(chosen_datasets(table, args.dataset), lambda name: _ref(table, name, args))
-    check_tracking(uri)
-    cluster = connect_cluster(args.ray_address)
+    check_tracking(options.tracking_uri)
+    cluster = connect_cluster(options.ray_address)
     check_shared(storage)
-    configs = _configs(args, table, refs, models, storage, uri, cluster)
+    configs = _configs(options, args.splits, table, refs, cluster)
     return _run(args, table, configs, missing, storage, deadline)
 
 
@@ -139,31 +133,32 @@ def _ref(table: PaperTable, name: str, args: argparse.Namespace) -> DatasetRef:
 
     group = f"paper-table-{args.paper_table}" + ("-defaults" if args.defaults_only else "")
     if not table.suite(name):
-        named = named_ref(name, args)
+        named = named_ref(name, read(DataOptions, args))
         load_dataset(named)
         return replace(named, group=group)
     found = task_dataset(name, args.openml_server)
     return replace(found, group=group, name=f"{table.suite(name)}-{found.name}")
 
 
+def _trials(args: argparse.Namespace) -> int | None:
+    """Of each search; None where only the time budget ends it."""
+    return 1 if args.defaults_only else args.trials or (None if args.time_budget else TRIALS)
+
+
 def _configs(
-    args: argparse.Namespace,
-    table: PaperTable,
-    refs: dict[str, DatasetRef],
-    models: list[str],
-    storage: Path,
-    uri: str,
-    cluster: Cluster,
+    options: SearchOptions, splits: int, table: PaperTable, refs: dict[str, DatasetRef], cluster: Cluster
 ) -> dict[str, list[StudyConfig]]:
     """By dataset, one study per split and model."""
-    args.trials = 1 if args.defaults_only else args.trials or (None if args.time_budget else TRIALS)
-    configs: dict[str, list[StudyConfig]] = {name: [] for name in refs}
-    for split in range(args.splits):
-        seeded = argparse.Namespace(**{**vars(args), "seed": args.seed + split})
-        for name, ref in refs.items():
-            found = studies(seeded, [ref], models, storage, uri, cluster)
-            configs[name] += [replace(config, metric=table.metric(name)) for config in found]
-    return configs
+    return {
+        name: [
+            config
+            for split in range(splits)
+            for config in plan_studies(
+                replace(options, seed=options.seed + split, metric=table.metric(name)), [ref], cluster
+            )
+        ]
+        for name, ref in refs.items()
+    }
 
 
 def _run(
@@ -212,7 +207,9 @@ def _announce(
     first = next(iter(configs.values()))
     models = {config.model: config for config in first}
     print(f"table {args.paper_table} of the paper: {table.title}")
-    trials = "default configurations, no search" if args.defaults_only else _trials(args)
+    trials = "default configurations, no search" if args.defaults_only else "trials until the time is over"
+    if not args.defaults_only and (count := _trials(args)):
+        trials = f"{count} trials each"
     print(
         f"{len(configs)} of its {len(table.datasets)} datasets, {len(models)} model(s), {args.splits} split(s), "
         f"{trials}, the best one trained with {args.eval_seeds} seed(s)"
@@ -222,7 +219,3 @@ def _announce(
     for model, config in models.items():
         small = " (no GPU: the small space, not the paper's)" if config.space.endswith("_small") else ""
         print(f"{model}: search space {config.space}{small}, up to {config.max_epochs} epochs or reports", flush=True)
-
-
-def _trials(args: argparse.Namespace) -> str:
-    return f"{args.trials} trials each" if args.trials else "trials until the time is over"

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bishop_ray import cli
-from bishop_ray.cli import connect_cluster, quiet
-from bishop_ray.cli.flags import cluster_flags, data_flags, non_negative_int, positive_int, record_flags
-from bishop_ray.cli.plan import check_metric_fits, check_output, chosen_models, datasets, studies
+from bishop_ray.cli import check_output, connect_cluster, quiet
+from bishop_ray.cli.flags import add_flag, data_flags, place_flags, read, training_flags
 from bishop_ray.errors import TrainingFailed, UserError
 from bishop_ray.paths import check_storage, storage_folder, write_whole
+from bishop_ray.search.options import DataOptions, SearchOptions
+from bishop_ray.search.plan import check_metric_fits, chosen_models, datasets
 
 if TYPE_CHECKING:
-    from bishop_ray.data.refs import DatasetRef
-    from bishop_ray.search.cluster import Cluster
     from bishop_ray.search.dataset import Loaded
     from bishop_ray.search.fixed import FixedConfig, FixedResult, SeedScore
     from bishop_ray.search.suite import Failure
@@ -42,17 +41,12 @@ def train_parser() -> argparse.ArgumentParser:
     add_settings(parser)
     group = parser.add_argument_group("training")
     group.add_argument("--model", default="bishop", metavar="NAME", help="model to train (bishop)")
-    group.add_argument(
-        "--seeds", dest="eval_seeds", type=positive_int, default=3, metavar="N", help="trainings, a seed each (3)"
-    )
-    group.add_argument("--max-epochs", "--epochs", type=positive_int, default=200, metavar="N", help="at most (200)")
-    group.add_argument("--metric", metavar="NAME", help="of all scores, and of the best epoch (as of a search)")
-    group.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="seed of the split (0)")
-    group.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="of networks in training")
-    cluster_flags(parser)
-    record_flags(parser)
-    searched = {"trials": None, "time_budget": None, "trial_time_limit": None}
-    parser.set_defaults(space=None, sampler="none", scheduler="none", refit=False, **searched)
+    add_flag(group, "eval_seeds", "--seeds", default=3, help="trainings, a seed each (3)")
+    add_flag(group, "max_epochs", "--max-epochs", "--epochs", default=200, help="at most (200)")
+    add_flag(group, "metric", help="of all scores, and of the best epoch (as of a search)")
+    add_flag(group, "seed", help="seed of the split (0)")
+    training_flags(group)
+    place_flags(parser)
     return parser
 
 
@@ -77,47 +71,28 @@ def run_train(args: argparse.Namespace) -> int:
     if len(models) != 1:
         raise UserError(f"--model: expected one model; found {args.model!r}")
     check_output(args.output)
-    storage = storage_folder(args.storage)
+    options = read(SearchOptions, args, models=models)
+    storage = storage_folder(options.storage)
     check_storage(storage)
     from bishop_ray.search.parameters import fixed_params
 
     params = fixed_params(models[0], args.settings, args.params)
-    refs, failures = datasets(args)
-    check_metric_fits(args.metric, refs)
+    refs, failures = datasets(read(DataOptions, args))
+    check_metric_fits(options.metric, refs)
     from bishop_ray.search.cluster import check_shared
     from bishop_ray.search.dataset import load
+    from bishop_ray.search.fixed import plan_fixed
     from bishop_ray.tracking import check_tracking, tracking_uri
 
-    uri = tracking_uri(args.tracking_uri)
-
-    def configs(cluster: Cluster | None) -> list[FixedConfig]:
-        return _configs(args, refs, models[0], params, storage, uri, cluster)
-
+    options = replace(options, tracking_uri=tracking_uri(options.tracking_uri))
     # A single bad table is answered before anything is started.
-    loaded = load(configs(None)[0]) if len(refs) == 1 else None
-    check_tracking(uri)
-    cluster = connect_cluster(args.ray_address)
+    loaded = load(plan_fixed(options, refs, params, None)[0]) if len(refs) == 1 else None
+    check_tracking(options.tracking_uri)
+    cluster = connect_cluster(options.ray_address)
     check_shared(storage)
-    results, failed = _train_all(configs(cluster), loaded)
+    results, failed = _train_all(plan_fixed(options, refs, params, cluster), loaded)
     _conclude(results, [*failures, *failed], args.output)
     return cli.EXIT_FAILED if failures or failed or any(result.failed for result in results) else 0
-
-
-def _configs(
-    args: argparse.Namespace,
-    refs: list[DatasetRef],
-    model: str,
-    params: dict[str, Any],
-    storage: Path,
-    uri: str,
-    cluster: Cluster | None,
-) -> list[FixedConfig]:
-    from bishop_ray.search.fixed import FixedConfig
-
-    return [
-        FixedConfig(**{f.name: getattr(study, f.name) for f in fields(study)}, params=params)
-        for study in studies(args, refs, [model], storage, uri, cluster)
-    ]
 
 
 def _train_all(configs: Sequence[FixedConfig], loaded: Loaded | None) -> tuple[list[FixedResult], list[Failure]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import hashlib
 import importlib
 import io
 import itertools
@@ -25,6 +26,7 @@ from bishop_ray.data.refs import DatasetRef
 from bishop_ray.data.schema import make_raw
 from bishop_ray.data.table import RawDataset
 from bishop_ray.errors import BadTable
+from bishop_ray.paths import replacing_file
 
 
 def load_file(ref: DatasetRef) -> RawDataset:
@@ -311,3 +313,36 @@ def _fault_named(file: Path) -> Iterator[None]:
         raise BadTable(f"{file}: the file is empty; expected a header line and rows") from None
     except (csv.Error, pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise BadTable(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
+
+
+def write_table(folder: Path, frame: pd.DataFrame) -> Path:
+    """The Parquet file of `folder` that holds the frame's rows, named after them: the same rows are the same file."""
+    hashes = pd.util.hash_pandas_object(frame.astype("string"), index=False).to_numpy()
+    digest = hashlib.sha256(repr((list(frame.columns), list(map(str, frame.dtypes)))).encode() + hashes.tobytes())
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"table-{digest.hexdigest()[:12]}.parquet"
+    if not path.is_file():
+        with replacing_file(path) as part:
+            if not _stored(frame, part):
+                _as_texts(frame).to_parquet(part)
+    return path
+
+
+def _stored(frame: pd.DataFrame, file: Path | io.BytesIO) -> bool:
+    """Writes the frame as Parquet, if that can hold it."""
+    try:
+        frame.to_parquet(file)
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _as_texts(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with what Parquet cannot hold, such as numbers and texts in one column, as the texts it is read as."""
+    columns = {}
+    for name in frame.columns:
+        series = frame[name]
+        if not _stored(series.to_frame(name), io.BytesIO()):
+            series = pd.Series([canonical_text(value) for value in series], dtype=object)
+        columns[name] = series
+    return pd.DataFrame(columns)

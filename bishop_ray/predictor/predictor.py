@@ -307,6 +307,8 @@ def _load(folder: Path, manifest: dict[str, Any]) -> Predictor:
         preprocessor = Preprocessor.from_dict(manifest["preprocessor"])
         spec, digest = TableSpec(**manifest["spec"]), str(manifest["weights_sha256"])
         info, same = dict(manifest["info"]), spec == preprocessor.spec
+    except UserError:
+        raise
     except DAMAGE as error:
         raise UserError(f"{folder / MANIFEST}: damaged ({words(error)})") from error
     if not same:
@@ -314,6 +316,8 @@ def _load(folder: Path, manifest: dict[str, Any]) -> Predictor:
     with torch.random.fork_rng(devices=[]):  # building draws initial weights: the caller's random state stays
         try:
             model = create_model(name, spec, hparams)
+        except UserError:
+            raise
         except DAMAGE as error:
             raise UserError(f"{folder / MANIFEST}: no {name[:40]} can be built from it ({words(error)})") from error
     load_model(model, folder, digest)

@@ -156,6 +156,8 @@ def compare_stored(new: ModelVersion, old: ModelVersion, uri: str, validation: V
         raise UserError(f"the stored predictions of versions {new.version} and {old.version} are of different rows")
     try:
         return paired_bootstrap(metrics[0], task_of(new), kept, sides[1].scored)
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"the stored predictions cannot be scored: {error}") from None
 

@@ -157,6 +157,8 @@ def read_cases(folder: Path) -> Iterator[tuple[Case, NDArray[np.float64] | None]
                 yield case, None if case.error else np.asarray(outputs[str(i)], np.float64)
     except FileNotFoundError:
         raise UserError("it has no stored sample to be checked with") from None
+    except UserError:
+        raise
     except (LookupError, TypeError, ValueError, OSError, EOFError) as error:
         raise UserError(f"its stored sample is damaged ({type(error).__name__})") from None
 

@@ -159,6 +159,8 @@ def _difference(
     sides = [score_file(load_best(name, number, uri), holdout) for number in (version, before)]
     try:
         return paired_bootstrap(metric, task, *sides)
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"--holdout {holdout}: {error}") from None
 

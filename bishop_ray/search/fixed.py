@@ -11,7 +11,8 @@ import json
 import shutil
 import statistics
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import ray
@@ -20,11 +21,14 @@ from optuna.trial import TrialState
 
 from bishop_ray._compat.optuna import take_up
 from bishop_ray.config import Params, StudyConfig
+from bishop_ray.data.refs import DatasetRef
 from bishop_ray.errors import TrainingFailed
-from bishop_ray.search.cluster import cluster_nodes
+from bishop_ray.search.cluster import Cluster, cluster_nodes
 from bishop_ray.search.dataset import Loaded, Prepared, load, prepare, unable
 from bishop_ray.search.evaluate import Evaluation, evaluation_seeds, final_evaluation
+from bishop_ray.search.options import SearchOptions
 from bishop_ray.search.placement import Placement
+from bishop_ray.search.plan import plan_studies
 from bishop_ray.search.search import ModelSkipped
 from bishop_ray.search.space import SearchSpace, flatten
 from bishop_ray.search.study import PARAMS, OpenStudy, exclusive, open_study
@@ -49,6 +53,15 @@ class FixedConfig(StudyConfig):
         settings = json.dumps([flatten(self.params), self.max_epochs], sort_keys=True)
         digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
         return f"{self.ref.key}-{self.model}-fixed-{digest}-s{self.seed}"
+
+
+def plan_fixed(
+    options: SearchOptions, refs: Sequence[DatasetRef], params: Params, cluster: Cluster | None
+) -> list[FixedConfig]:
+    """One training per dataset, of the one model of the options; see `plan_studies`."""
+    own = {"params": params, "sampler": "none", "scheduler": "none"}
+    studies = plan_studies(options, refs, cluster)
+    return [FixedConfig(**{f.name: getattr(study, f.name) for f in fields(study)} | own) for study in studies]
 
 
 @dataclass(frozen=True)
@@ -151,10 +164,7 @@ def run_fixed(config: FixedConfig, loaded: Loaded | None = None) -> FixedResult:
 def _run(config: FixedConfig, space: SearchSpace, prepared: Prepared, opened: OpenStudy) -> FixedResult:
     started = time.time()
     tracker = open_tracker(config, space, prepared, opened, {"search_space": "none: fixed settings"})
-    settings = TrialSettings(
-        config.model, config.metric, config.max_epochs, config.seed, config.resources, config.trainer,
-        str(opened.folder), ray.put(prepared.data), config.precision,
-    )  # fmt: skip
+    settings = TrialSettings.of(config, str(opened.folder), ray.put(prepared.data))
     with recorded(opened, tracker, started):
         numbers = _begin(config, settings, opened, tracker)
         placement = Placement(settings, prepared.data, cluster_nodes())

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bishop_ray.config import Params, TrainConfig
+from bishop_ray.config import Params, StudyConfig, TrainConfig
 from bishop_ray.errors import BadSearchSpace, UnknownName, UserError
 from bishop_ray.models import MODELS, model_class
+from bishop_ray.search.options import flag
 
 if TYPE_CHECKING:
     import optuna
@@ -166,7 +167,7 @@ def check_type(path: Path, name: str, value: Any, default: Default) -> None:
 
 
 SECTIONS = ("model", "train")
-FLAGS = {"max_epochs": "--max-epochs", "metric": "--metric", "seed": "--seed", "precision": "--precision"}
+FLAGS = {name: flag(name) for name in TrainConfig.names() if name in {f.name for f in fields(StudyConfig)}}
 """Fields of `TrainConfig` that belong to the study: the flags that set them."""
 _SET = Path("--set")
 

@@ -88,9 +88,9 @@ def replay_run(run_id: str, uri: str = "", table: str = "") -> Replayed:
     run, study = _trial_and_study(reader, run_id)
     config = _config(study, table)
     name, (recorded, epochs) = study.tags.get("bishop.study", config.name), _result(run)
-    job = TrialSettings(
-        config.model, config.metric, config.max_epochs, _seed(run), Resources(), "inprocess", "", None, config.precision
-    ).trial(_params(run, config.model))
+    job = TrialSettings.of(config, seed=_seed(run), resources=Resources(), trainer="inprocess").trial(
+        _params(run, config.model)
+    )
     loaded = load(config)
     if loaded.fingerprint != study.tags.get("data_hash"):
         raise UserError(

@@ -84,10 +84,7 @@ def make_model_study(
         startup: Trials before the sampler models anything; 0 for what suits ``config.trials``.
         nodes: Where trials may run; None for the nodes of the cluster, empty for no prediction of what they need.
     """
-    settings = TrialSettings(
-        config.model, config.metric, config.max_epochs, config.seed, config.resources, config.trainer,
-        str(opened.folder), data, config.precision,
-    )  # fmt: skip
+    settings = TrialSettings.of(config, str(opened.folder), data)
     best = best_of(opened.study)
     progress = Progress(config.trials, config.metric, count_states(opened.study), best[1] if best else None)
     asker = TrialSource(opened.study, space, sampler_factory(config, startup))

@@ -48,6 +48,8 @@ def read_config(text: str) -> StudyConfig:
     try:
         values = json.loads(text)
         found = _build(StudyConfig, values)
+    except UserError:
+        raise
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"tag {RECORD}: damaged ({type(error).__name__})") from None
     assert isinstance(found, StudyConfig)
@@ -243,10 +245,12 @@ def stored_identity(config: StudyConfig) -> str:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = _storage(config)
     names = [study.study_name for study in storage.get_all_studies()]
-    if config.name not in names:
-        return ""
-    study = optuna.load_study(study_name=config.name, storage=storage)
-    return str(study.user_attrs.get(_ID, ""))
+    return str(known_study(config).user_attrs.get(_ID, "")) if config.name in names else ""
+
+
+def known_study(config: StudyConfig) -> optuna.Study:
+    """The study of the configuration, which exists."""
+    return optuna.load_study(study_name=config.name, storage=_storage(config))
 
 
 def read_study(folder: Path) -> optuna.Study:

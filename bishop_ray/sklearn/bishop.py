@@ -22,7 +22,7 @@ from bishop_ray.models.bishop.model import BiSHop
 from bishop_ray.predictor import Predictor
 from bishop_ray.signals import stopped_by_ctrl_c
 from bishop_ray.sklearn.estimators import Classifier, Regressor, Tabular
-from bishop_ray.sklearn.input_validation import as_value_error, make_parts
+from bishop_ray.sklearn.input_validation import make_parts
 from bishop_ray.training.loop import fit_network
 from bishop_ray.training.results import EpochResult
 
@@ -108,12 +108,11 @@ class BiSHopEstimator(Tabular):
         given = {name: value for name, value in self.get_params(deep=False).items() if value is not None}
         rng = check_random_state(self.random_state)
         seed = int(rng.randint(2**31 - 1))
-        with as_value_error():
-            train, val = make_parts(frame, y, self._task, self.validation_fraction, rng, weights)
-            preprocessor = Preprocessor.fit(train, BiSHop.numeric)
-            hparams = {name: value for name, value in given.items() if name in _NETWORK}
-            settings = {"metric": self._default_metric, **{k: v for k, v in given.items() if k in _TRAIN}, "seed": seed}
-            self._train(preprocessor, train, val, hparams, TrainConfig(**settings))
+        train, val = make_parts(frame, y, self._task, self.validation_fraction, rng, weights)
+        preprocessor = Preprocessor.fit(train, BiSHop.numeric)
+        hparams = {name: value for name, value in given.items() if name in _NETWORK}
+        settings = {"metric": self._default_metric, **{k: v for k, v in given.items() if k in _TRAIN}, "seed": seed}
+        self._train(preprocessor, train, val, hparams, TrainConfig(**settings))
 
     def _train(
         self,

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from bishop_ray.predictor import Predictor
-from bishop_ray.sklearn.input_validation import as_value_error, read_features, read_target, weighed
+from bishop_ray.sklearn.input_validation import read_features, read_target, weighed
 
 
 class Tabular(BaseEstimator):  # type: ignore[misc]
@@ -34,8 +34,7 @@ class Tabular(BaseEstimator):  # type: ignore[misc]
         """(R, K) class probabilities, or (R, 1) the standardised target."""
         check_is_fitted(self)
         frame = read_features(self, x, reset=False)
-        with as_value_error():
-            return np.asarray(self.predictor_.output(frame), np.float64)
+        return np.asarray(self.predictor_.output(frame), np.float64)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "predictor_")

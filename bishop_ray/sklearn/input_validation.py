@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +12,6 @@ from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from bishop_ray.data.schema import make_raw
 from bishop_ray.data.table import RawDataset
-from bishop_ray.errors import UserError
-
-
-@contextlib.contextmanager
-def as_value_error() -> Iterator[None]:
-    """Bad input is a ValueError wherever scikit-learn's conventions hold."""
-    try:
-        yield
-    except UserError as error:
-        raise ValueError(str(error)) from error
 
 
 def read_features(estimator: Any, x: Any, reset: bool) -> pd.DataFrame:

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
-from tqdm.auto import tqdm
 
-from bishop_ray import cli
-from bishop_ray.cli.plan import check_metric_fits, check_search, chosen_models, studies
-from bishop_ray.config import NO_LIMIT, StudyConfig, StudyResult
-from bishop_ray.data.columns import canonical_text
-from bishop_ray.data.refs import NO_ROLES, DatasetRef, Roles, file_ref
-from bishop_ray.paths import replacing_file
-from bishop_ray.registry import load_best
-from bishop_ray.search.callback import Progress
-from bishop_ray.search.cluster import connect, shared_slots
-from bishop_ray.search.suite import run_studies
+from bishop_ray.search.tuner import SearchResult, tune
 from bishop_ray.sklearn.estimators import Classifier, Regressor, Tabular
-from bishop_ray.sklearn.input_validation import as_value_error, with_target
-from bishop_ray.tracking import check_tracking
+from bishop_ray.sklearn.input_validation import with_target
 
 
 class TunedEstimator(Tabular):
@@ -92,14 +76,12 @@ class TunedEstimator(Tabular):
 
     def _fit(self, frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None = None) -> None:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with as_value_error(), self._folder() as storage:
-            ref = _write_table(storage / "tables", frame, y, self._task, weights)
-            results = self._search(ref, storage, seed)
-            best = results[0]
-            self.predictor_ = load_best(best.registered, str(best.version), self._uri(storage))
-        self.results_ = results
-        self.best_params_ = dict(best.params)
-        self.best_score_, self.test_score_ = best.val_score, best.test_mean
+        with self._folder() as storage:
+            found = self._search(*_joined(frame, y, weights), storage, seed)
+            self.predictor_ = found.predictor
+        self.results_ = list(found.results)
+        self.best_params_ = dict(found.best.params)
+        self.best_score_, self.test_score_ = found.best.val_score, found.best.test_mean
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -109,89 +91,22 @@ class TunedEstimator(Tabular):
         with tempfile.TemporaryDirectory(prefix="bishop-tuned-") as folder:
             yield Path(folder)
 
-    def _uri(self, storage: Path) -> str:
-        return self.tracking_uri or f"sqlite:///{storage / 'mlflow.db'}"
-
-    def _search(self, ref: DatasetRef, storage: Path, seed: int) -> list[StudyResult]:
-        args = self._flags(ref, seed)
-        deadline = time.time() + args.time_budget if args.time_budget else 0.0
-        models = chosen_models(args.models)
-        check_search(args, models)
-        check_metric_fits(args.metric, [ref])
-        check_tracking(self._uri(storage))  # it also imports mlflow, which two threads at once cannot
-        cluster = connect(self.ray_address or "")
-        configs = studies(args, [ref], models, storage, self._uri(storage), cluster)
-        slots = shared_slots(cluster, [config.resources for config in configs], args.max_concurrent)
-        total = configs[0].trials if configs[0].trials < NO_LIMIT else None
-        ended: dict[str, int] = {}
-        with tqdm(total=total, unit="trial", disable=not self.verbose) as bar:
-
-            def listen(config: StudyConfig, progress: Progress) -> None:
-                ended[config.model] = progress.finished
-                bar.set_postfix_str(progress.last, refresh=False)
-                bar.update(sum(ended.values()) - bar.n)
-
-            try:
-                results, failures, _ = run_studies([configs], slots, listen, deadline)
-            except KeyboardInterrupt:
-                # The same studies with the trials they have: nothing is searched, the best so far is evaluated.
-                have = [replace(config, trials=max(1, sum(ended.values())), time_budget=0.0) for config in configs]
-                results = run_studies([have], slots, listen)[0] if any(ended.values()) else []
-                if not results:
-                    raise
-                failures = []
-        if not results:
-            raise RuntimeError("; ".join(failure.reason for failure in failures) or "no model can do such data")
-        return sorted(results, key=lambda result: result.val_score, reverse=True)
-
-    def _flags(self, ref: DatasetRef, seed: int) -> Any:
-        """The parsed flags of the same search by ``jobs/tune.py``."""
-        models = [self.models] if isinstance(self.models, str) else list(self.models)
-        line = ["--table", ref.locator, "--target", ref.target, "--seed", str(seed), "--models", *models]
-        for flag in ("trials", "time_budget", "max_epochs", "metric", "max_concurrent"):
-            if (value := getattr(self, flag)) is not None:
-                line += ["--" + flag.replace("_", "-"), str(value)]
-        return cli.tune_parser().parse_args(line)
+    def _search(self, table: pd.DataFrame, target: str, weights: str, storage: Path, seed: int) -> SearchResult:
+        return tune(
+            table, target, models=self.models, trials=self.trials, time_budget=self.time_budget, metric=self.metric,
+            max_epochs=self.max_epochs, max_concurrent=self.max_concurrent, ray_address=self.ray_address or "",
+            task_type=self._task, weights=weights, seed=seed, storage=storage,
+            tracking_uri=self.tracking_uri or f"sqlite:///{storage / 'mlflow.db'}", verbose=self.verbose,
+        )  # fmt: skip
 
 
-def _write_table(
-    folder: Path, frame: pd.DataFrame, y: NDArray[Any], task: str, weights: NDArray[np.float64] | None
-) -> DatasetRef:
-    """The rows as a file named after them, so that the same fit finds its study again."""
-    both, target = with_target(frame, y)
-    roles = NO_ROLES
-    if weights is not None:
-        both, name = with_target(both, weights)
-        roles = Roles(weights=name)
-    hashes = pd.util.hash_pandas_object(both.astype("string"), index=False).to_numpy()
-    digest = hashlib.sha256(repr((list(both.columns), list(map(str, both.dtypes)))).encode() + hashes.tobytes())
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"table-{digest.hexdigest()[:12]}.parquet"
-    if not path.is_file():
-        with replacing_file(path) as part:
-            if not _stored(both, part):
-                _as_texts(both).to_parquet(part)
-    return replace(file_ref(path, target, task), roles=roles)
-
-
-def _stored(frame: pd.DataFrame, file: Path | io.BytesIO) -> bool:
-    """Writes the frame as Parquet, if that can hold it."""
-    try:
-        frame.to_parquet(file)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
-def _as_texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with what Parquet cannot hold, such as numbers and texts in one column, as the texts it is read as."""
-    columns = {}
-    for name in frame.columns:
-        series = frame[name]
-        if not _stored(series.to_frame(name), io.BytesIO()):
-            series = pd.Series([canonical_text(value) for value in series], dtype=object)
-        columns[name] = series
-    return pd.DataFrame(columns)
+def _joined(frame: pd.DataFrame, y: NDArray[Any], weights: NDArray[np.float64] | None) -> tuple[pd.DataFrame, str, str]:
+    """One table, the name of its target column, and that of its weights, "" for none."""
+    table, target = with_target(frame, y)
+    if weights is None:
+        return table, target, ""
+    table, name = with_target(table, weights)
+    return table, target, name
 
 
 class TunedClassifier(Classifier, TunedEstimator):

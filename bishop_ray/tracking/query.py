@@ -259,6 +259,21 @@ class Reader:
         self._client.set_terminated(run.info.run_id)
         return str(run.info.run_id)
 
+    def run_url(self, run_id: str) -> str:
+        """Where the MLflow UI shows the run; of a database, as ``mlflow ui`` serves it on this machine.
+
+        Raises:
+            UserError: MLflow does not answer, or knows no such run.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            experiment = self._client.get_run(run_id).info.experiment_id
+        except (MlflowException, OSError, TimeoutError) as error:
+            raise as_user_error(error, self.uri) from error
+        base = self.shown if self.uri.startswith("http") else "http://127.0.0.1:5000"
+        return f"{base}/#/experiments/{experiment}/runs/{run_id}"
+
     @property
     def shown(self) -> str:
         """The address without credentials."""

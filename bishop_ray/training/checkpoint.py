@@ -138,6 +138,8 @@ def load_state(
     try:
         _check_identity(path, header["identity"], identity)
         return _put(header, tensors, network, stepper, scheduler)
+    except UserError:
+        raise
     except DAMAGE as error:
         raise UserError(f"checkpoint {path} does not fit the network: {words(error)}") from error
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from bishop_ray.config import Params, Resources, TrialConfig
+from bishop_ray.config import Params, Resources, StudyConfig, TrainConfig, TrialConfig
 from bishop_ray.data.table import Table, TableSpec
 from bishop_ray.models import MODELS
 from bishop_ray.training.system import begin_peaks
@@ -85,6 +85,12 @@ class TrialSettings:
     data: Any
     precision: str = "auto"
 
+    @classmethod
+    def of(cls, study: StudyConfig, folder: str = "", data: Any = None, **changes: Any) -> TrialSettings:
+        """Those of a study: what it has under the same name, but for `changes`."""
+        own = {"folder": folder, "data": data} | changes
+        return cls(**{f.name: getattr(study, f.name) for f in fields(cls) if f.name not in own} | own)
+
     @property
     def is_network(self) -> bool:
         """Whether our own loop trains the model."""
@@ -101,15 +107,8 @@ class TrialSettings:
 
     def trial(self, params: Params) -> TrialConfig:
         """The full configuration of one training."""
-        return TrialConfig.from_params(
-            self.model,
-            params,
-            self.resources,
-            metric=self.metric,
-            max_epochs=self.max_epochs,
-            seed=self.seed,
-            precision=self.precision,
-        )
+        own = {name: getattr(self, name) for name in TrainConfig.names() if hasattr(self, name)}
+        return TrialConfig.from_params(self.model, params, self.resources, **own)
 
     def all_params(self, params: Params) -> dict[str, Any]:
         """Everything that decides a training, defaults included, as ``model.NAME`` and ``train.NAME``."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from bishop_ray.models.bishop.bishop_config import BlockOptions
 from bishop_ray.models.bishop.hopfield import Association, GSHPooling
 from bishop_ray.models.bishop.ops import Dropout
-from bishop_ray.models.bishop.options import BlockOptions
 
 MODULES = ("bishop", "mlp")
 """Kinds of block; "mlp" is the ablation without BiSHopModule."""

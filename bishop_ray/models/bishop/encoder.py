@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bishop_ray.models.bishop.bishop_config import BlockOptions
 from bishop_ray.models.bishop.block import make_block
-from bishop_ray.models.bishop.options import BlockOptions
 
 
 class PatchEmbedding(nn.Module):

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bishop_ray.models.bishop.bishop_config import BlockOptions
 from bishop_ray.models.bishop.entmax import entmax
 from bishop_ray.models.bishop.ops import Dropout
-from bishop_ray.models.bishop.options import BlockOptions
 
 
 def _weights(scores: Tensor, alpha: float) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from bishop_ray.data.table import Table, TableSpec
 from bishop_ray.models.base import Network
 from bishop_ray.models.bishop.authors import reference_arguments, reference_spec, reference_state
+from bishop_ray.models.bishop.bishop_config import BlockOptions
 from bishop_ray.models.bishop.block import MODULES, BiSHopModule
 from bishop_ray.models.bishop.decoder import Decoder, LinearReadout
 from bishop_ray.models.bishop.encoder import Encoder, PatchEmbedding
 from bishop_ray.models.bishop.entmax import ACTIVATIONS
 from bishop_ray.models.bishop.hopfield import Association
-from bishop_ray.models.bishop.options import BlockOptions
 from bishop_ray.models.embeddings import CategoryEmbedding, PiecewiseLinear, RepeatedNumber
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {

@@ -28,6 +28,7 @@ from bishop_ray.search.callback import curves
 from bishop_ray.search.cluster import cluster_nodes
 from bishop_ray.search.dataset import Loaded, Prepared, load, open_test, prepare, unable
 from bishop_ray.search.evaluate import evaluation_seeds
+from bishop_ray.search.parameters import FLAGS
 from bishop_ray.search.placement import Placement, ResourceRequest, TooLarge
 from bishop_ray.training.job import PREDICTOR, ReportCallback, TrialSettings, train_here
 from bishop_ray.training.system import as_storage_full, is_full
@@ -245,10 +246,7 @@ def run_ablation(
 
 
 def _settings(study: StudyConfig, seed: int = 0, folder: str = "") -> TrialSettings:
-    return TrialSettings(
-        study.model, study.metric or "accuracy", study.max_epochs, seed, study.resources, "inprocess", folder, None,
-        study.precision,
-    )  # fmt: skip
+    return TrialSettings.of(study, folder, metric=study.metric or "accuracy", seed=seed, trainer="inprocess")
 
 
 def _facts(config: AblationConfig, loaded: Loaded, every: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -256,14 +254,14 @@ def _facts(config: AblationConfig, loaded: Loaded, every: Mapping[str, Mapping[s
     roles = config.study.ref.roles
     split = f"{config.study.split}, {roles}" if roles else str(config.study.split)
     facts: dict[str, Any] = {"data": loaded.fingerprint, "split": split}
-    facts |= {"metric": config.study.metric, "precision": config.study.precision}
+    facts |= {name: getattr(config.study, name) for name in FLAGS if name not in ("seed", "max_epochs")}
     for model, study in config.studies.items():
         facts |= {f"{model}.{name}": value for name, value in every[model].items() if name not in _OF_RUNS}
         facts[f"{model}.max_epochs"] = study.max_epochs
     return facts
 
 
-_OF_RUNS = ("train.seed", "train.metric", "train.max_epochs", "train.precision")
+_OF_RUNS = tuple(f"train.{name}" for name in FLAGS)
 
 
 def _skipped(config: AblationConfig, prepared: Mapping[str, Prepared]) -> dict[tuple[str, str], str]:
