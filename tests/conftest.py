@@ -21,8 +21,9 @@ SHARED = Path(os.environ.get("BISHOP_SHARED") or Path(__file__).resolve().parent
 
 
 LONGEST = (
-    "test_faults", "test_jobs", "test_tuning", "test_automl", "test_leaks", "test_sklearn", "test_cluster_jobs",
-    "test_odd_tables", "test_serving_ray", "test_ablate_job", "test_fault_trials", "test_warm", "test_security_study",
+    "test_faults", "test_jobs", "test_search", "test_automl", "test_ray_train", "test_sklearn_bishop",
+    "test_cluster_jobs", "test_odd_tables", "test_serving_ray", "test_ablate_job", "test_fault_trials",
+    "test_warm_start", "test_security_study",
 )  # fmt: skip
 """Files of tests that take minutes. They begin first: two processes share the files, and end at about the same time."""
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import cheating_model
 import numpy as np
 import pandas as pd
-import planted
 import pytest
 from fault_tools import ray_with
 
@@ -27,7 +27,12 @@ def sorted_table(rows: int) -> pd.DataFrame:
     """Noise, sorted by its label: only the order of the rows tells the classes apart."""
     noise = np.random.default_rng(0).normal(size=(rows, 2))
     return pd.DataFrame(
-        {"a": noise[:, 0], "b": noise[:, 1], "row": planted.MARK + np.arange(rows), "y": np.arange(rows) // (rows // 2)}
+        {
+            "a": noise[:, 0],
+            "b": noise[:, 1],
+            "row": cheating_model.MARK + np.arange(rows),
+            "y": np.arange(rows) // (rows // 2),
+        }
     )
 
 
@@ -50,7 +55,7 @@ def test_the_order_of_scored_rows_says_nothing(kind: TaskType) -> None:
 
 @pytest.fixture
 def planted_here() -> Iterator[None]:
-    with ray_with(planted):
+    with ray_with(cheating_model):
         yield
 
 
@@ -63,7 +68,7 @@ def test_a_model_that_cheats_gains_nothing(planted_here: None, tmp_path: Path) -
     found.mkdir()
     space.write_text(f"# a cheat\nmodel:\n  place: {found}\n  shift: {{float: [0.0, 1.0]}}\n")
     config = StudyConfig(
-        file_ref(str(table), "y"), planted.NAME, str(space), 3, 1, "auc", SplitProtocol((0.6, 0.2, 0.2)),
+        file_ref(str(table), "y"), cheating_model.NAME, str(space), 3, 1, "auc", SplitProtocol((0.6, 0.2, 0.2)),
         scheduler="none", eval_seeds=2, storage=str(tmp_path / "store"),
         tracking_uri=check_tracking(f"sqlite:///{tmp_path}/mlflow.db"),
     )  # fmt: skip
@@ -71,8 +76,8 @@ def test_a_model_that_cheats_gains_nothing(planted_here: None, tmp_path: Path) -
     assert abs(result.val_score - 0.5) < 0.1
     assert abs(result.test_mean - 0.5) < 0.1
     loaded = load(config)
-    hidden = {int(row - planted.MARK) for row in open_test(replace(config, metric="auc")).frame["row"]}
-    given = {int(row - planted.MARK) for part in (loaded.train, loaded.validation) for row in part.frame["row"]}
+    hidden = {int(row - cheating_model.MARK) for row in open_test(replace(config, metric="auc")).frame["row"]}
+    given = {int(row - cheating_model.MARK) for part in (loaded.train, loaded.validation) for row in part.frame["row"]}
     assert len(hidden) == 600
     notes = [set(json.loads(note.read_text())) for note in found.iterdir()]
     assert len(notes) == 5, "three trials and two trainings of the final evaluation"

@@ -34,7 +34,7 @@ PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "serve": serve.serve_parser,
     "predict": serve.predict_parser,
 }
-EXAMPLES = {"bishop_ray/models/x.py", "search_spaces/X.yaml", "search_spaces/x.yaml", "tests/test_x.py"}
+EXAMPLES = {"bishop_ray/models/x.py", "search_spaces/X.yaml", "search_spaces/x.yaml", "tests/models/test_x.py"}
 """Files of a recipe, which nobody has yet."""
 
 
