@@ -172,7 +172,7 @@ def level_text(text: str, levels: Sequence[str] | frozenset[str]) -> str:
 
 
 def target_values(file: Path, values: pd.Series, labels: frozenset[str]) -> pd.Series:
-    """(R,) values of the target in `file`, as `Batch.kept` has them; None where a row has none.
+    """(R,) values of the target in `file`, as `Chunk.kept` has them; None where a row has none.
 
     Args:
         file: In text files a text that pandas reads as missing, as it did for training, is no value.

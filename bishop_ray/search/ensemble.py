@@ -123,10 +123,10 @@ def candidates(studies: Iterable[tuple[str, optuna.Study, Path]]) -> list[Candid
 def build_ensemble(
     found: Sequence[Candidate], problem: Problem, *, top_k: int = TOP_K, steps: int = STEPS
 ) -> Ensemble | None:
-    """Greedy selection over the contenders; None when a single one is all it takes, or none is usable.
+    """Greedy selection over the candidates; None when a single one is all it takes, or none is usable.
 
     Args:
-        found: The contenders, the best first.
+        found: The candidates, the best first.
         problem: What they are scored on.
         top_k: Contenders per model that take part.
         steps: Members drawn.

@@ -107,15 +107,15 @@ def run_search(
 ) -> None:
     """Runs trials until `total` exist or the search is over.
 
-    A trial whose process or node dies goes on in another one (`StudyRecorder.on_trial_error`).
+    A trial whose process or node dies goes on in another one (`StudyCallback.on_trial_error`).
 
     Args:
         families: The models' studies.
-        races: By kind of slot, see `RaceSearcher`.
+        races: By kind of slot, see `ModelSearcher`.
         slots: Trials at a time by kind of slot.
         total: Trials of all studies together, those of earlier runs counted.
         folder: For what Tune writes; removed afterwards.
-        limit: See `RaceSearcher`.
+        limit: See `ModelSearcher`.
         over: Asked all the time; True stops whatever runs.
 
     Raises:

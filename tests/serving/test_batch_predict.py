@@ -157,10 +157,10 @@ def test_a_full_disk_leaves_what_was_there(folder: Path, tmp_path: Path, name: s
 MEASURE = """
 import sys
 from pathlib import Path
-from bishop_ray import serve_cli
+from bishop_ray.cli import serve
 def peak(file):
     words = [sys.argv[1], file, "-o", file + ".out.csv", "--folder", "--batch-rows", "200", "--keep", "row"]
-    serve_cli.run_predict(serve_cli.predict_parser().parse_args(words))
+    serve.run_predict(serve.predict_parser().parse_args(words))
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1000 for line in lines if line.startswith("VmHWM"))
 print(*map(peak, sys.argv[2:]))

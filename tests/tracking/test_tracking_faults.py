@@ -200,7 +200,6 @@ def test_what_a_writer_told_is_on_disk_when_it_is_killed(uri: str, tmp_path: Pat
         code = f"""
 import os, signal, time
 from pathlib import Path
-from bishop_ray import models_cli
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import StudyTracker
 t = StudyTracker("http://127.0.0.1:{hole.getsockname()[1]}", "x", "s", folder=Path({str(tmp_path / "study")!r}))
@@ -224,7 +223,6 @@ KILLED_STUDY = """
 import os, signal, sys
 from pathlib import Path
 import optuna
-from bishop_ray import models_cli
 from bishop_ray.errors import UserError
 from bishop_ray.tracking import StudyTracker
 from bishop_ray.search.journal import open_journal

@@ -66,7 +66,7 @@ def examine(
         roles: Columns of weights, groups or time.
 
     Returns:
-        The report. A table that cannot be trained on is no error here: ``Report.refused`` has the line.
+        The report. A table that cannot be trained on is no error here: ``TableReport.refused`` has the line.
     """
     found = name_findings(list(frame.columns))
     try:

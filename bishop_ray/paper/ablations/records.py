@@ -64,7 +64,7 @@ class Records:
     Attributes:
         folder: Where they lie.
         identity: Tells two ablations of one name apart (a fresh start).
-        runs: By `RunRecord.key`.
+        runs: By `AblationRun.key`.
     """
 
     def __init__(self, folder: Path, given: Mapping[str, Any]) -> None:

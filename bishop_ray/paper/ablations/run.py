@@ -62,7 +62,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """As `RunRecord.key`."""
+        """As `AblationRun.key`."""
         return self.setting, self.study.model, self.settings.seed
 
     def failed(self, reason: str, started: float, openings: int = 0) -> AblationRun:
