@@ -175,7 +175,7 @@ def healthy(name: str) -> bool:
     """Whether a replica answers."""
     application = serve.status().applications.get(app_name(name))
     return application is not None and any(
-        count and state.value == RUNNING
+        count and state == RUNNING  # an enumeration of strings, or plain ones
         for part in application.deployments.values()
         for state, count in part.replica_states.items()
     )

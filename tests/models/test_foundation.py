@@ -282,7 +282,7 @@ def lookup(host, *rest, **more):
     attempts.append(host)
     raise OSError("no resolver")
 socket.getaddrinfo = lookup
-sys.path.insert(0, "tests")
+sys.path[:0] = ["tests", "tests/models"]
 from test_foundation import TaskType, fitted, rows_of
 name = sys.argv[1]
 for task in (TaskType.BINARY, TaskType.REGRESSION):

@@ -241,7 +241,7 @@ def test_realmlp_says_and_leaves_nothing(tmp_path: Path) -> None:
         "model.fit(realmlp_table(60, 0), realmlp_table(30, 1), lambda rounds, out: False)",
         "model.refit(realmlp_table(60, 0), 5)",
     ]
-    folders = [str(Path(__file__).parents[1]), str(Path(__file__).resolve().parents[2])]
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).resolve().parents[2])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
